@@ -1,0 +1,49 @@
+# Sets up .venv and runs the project's short commands. Needs Python 3.11+, git and make; no root, no GPU.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test check clean
+
+help: ## Show these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/core.stamp ## Plan, predict and run the main example on this machine
+	@$(BIN)/shardroute demo
+
+test: check ## Lint, types, import contracts, then the tests
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/test.stamp ## Lint, types and import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
+
+clean: ## Remove .venv and all that was built or cached
+	rm -rf $(VENV) build dist *.egg-info out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find topologies planner executors tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$($(PYTHON) --version 2>&1) || found="not on this machine"; \
+	  echo "shardroute needs Python 3.11 or newer; '$(PYTHON)' is $$found." >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# The demo needs the core install only, so test tools have a stamp of their own.
+$(VENV)/core.stamp: $(VENV)/python.stamp pyproject.toml
+	@echo "Installing shardroute and what it needs into $(VENV)"
+	@$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/core.stamp
+	@echo "Installing the test tools into $(VENV)"
+	@$(PIP) install --quiet --editable '.[test]'
+	@touch $@

@@ -1,0 +1,84 @@
+"""The links of a topology as numbered capacities: what the simulator shares out and reports by name.
+
+Per GPU: NVLink out and in, NIC out and in, and memory (local copies). Per NVLink domain: its uplink and downlink, which bind only where
+the fabric is oversubscribed. On a CPU machine: the cores, in core-seconds per second.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.topologies.calibrations import Calibration, check_calibration
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.machines import MachineKind
+from shardroute.topologies.topologies import Topology
+
+Ids = NDArray[np.int32]
+
+_GPU_BLOCKS = ("NVLink out of GPU", "NVLink into GPU", "NIC out of GPU", "NIC into GPU", "memory of GPU")
+_DOMAIN_BLOCKS = ("uplink of domain", "downlink of domain")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links:
+    """Capacities under a calibration, in bytes per second (core-seconds per second for cores); ids index `capacity`."""
+
+    topology: Topology
+    capacity: NDArray[np.float64]
+
+    def nvlink_out(self, gpu: Ids) -> Ids:
+        """NVLink from these GPUs into their domain's switch."""
+        return gpu
+
+    def nvlink_in(self, gpu: Ids) -> Ids:
+        """NVLink from the switch into these GPUs."""
+        return gpu + np.int32(self.topology.n_gpus)
+
+    def nic_out(self, gpu: Ids) -> Ids:
+        """All NICs of these GPUs, sending."""
+        return gpu + np.int32(2 * self.topology.n_gpus)
+
+    def nic_in(self, gpu: Ids) -> Ids:
+        """All NICs of these GPUs, receiving."""
+        return gpu + np.int32(3 * self.topology.n_gpus)
+
+    def memory(self, gpu: Ids) -> Ids:
+        """The memory of these GPUs, in bytes copied."""
+        return gpu + np.int32(4 * self.topology.n_gpus)
+
+    def uplink(self, gpu: Ids) -> Ids:
+        """From the domain of these GPUs up into the fabric."""
+        return self.topology.domain[gpu] + np.int32(5 * self.topology.n_gpus)
+
+    def downlink(self, gpu: Ids) -> Ids:
+        """From the fabric down to the domain of these GPUs."""
+        return self.topology.domain[gpu] + np.int32(5 * self.topology.n_gpus + self.topology.n_domains)
+
+    def name(self, link: int) -> str:
+        """The link for people, `NIC into GPU 17`."""
+        if self.topology.machine.kind is MachineKind.CPU:
+            return "cores of the host"
+        block, index = divmod(link, self.topology.n_gpus)
+        if block < len(_GPU_BLOCKS):
+            return f"{_GPU_BLOCKS[block]} {index}"
+        block, index = divmod(link - len(_GPU_BLOCKS) * self.topology.n_gpus, self.topology.n_domains)
+        return f"{_DOMAIN_BLOCKS[block]} {index}"
+
+
+def links_of(topology: Topology, calibration: Calibration) -> Links:
+    """The links of the topology with the rates that the calibration says are reached."""
+    check_calibration(calibration, topology.machine)
+    if topology.machine.kind is MachineKind.CPU:
+        return Links(topology, np.array([calibration.cores], dtype=np.float64))
+    if calibration.nvlink is None or calibration.nic is None:
+        raise InputError(f"calibration of {calibration.machine}: GPU machines need the tables nvlink and nic")
+    nvlink = topology.nvlink_Bps * calibration.nvlink.efficiency
+    nic = topology.nic_Bps * calibration.nic.efficiency
+    # A copy within a GPU reads and writes its memory once each.
+    memory = np.full(topology.n_gpus, topology.machine.hbm_Bps / 2)
+    fabric = (
+        np.bincount(topology.domain, weights=nic, minlength=topology.n_domains)
+        / topology.machine.oversubscription
+    )
+    return Links(topology, np.concatenate([nvlink, nvlink, nic, nic, memory, fabric, fabric]))

@@ -1,0 +1,306 @@
+"""Proof that a plan delivers its problem: every needed element once, from a rank that holds it, and nothing else.
+
+The proof trusts nothing that planning worked out. Per class it shows that the plan's pieces are disjoint and that those inside
+each needed box fill it (no overlap and equal volumes). Then it follows every step: each read must find the piece there, each delivery must be
+needed and the only one, and staging memory must not be overwritten before it is read. Element data is never touched; the cost grows
+with the number of bundle entries times the steps that carry them.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.layouts.fragments import Fragments, Ints, box_text
+from shardroute.planner.plans import SOURCE, TARGET, Boxes, Op, Plan, ranges
+from shardroute.topologies.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was proved: deliveries of a piece to a rank, and their bytes."""
+
+    n_deliveries: int
+    n_bytes: int
+
+
+def check(plan: Plan) -> Proof:
+    """Prove that the plan delivers. Raises PlanError naming the tensor, box, rank or step that is wrong."""
+    tables = _Tables(plan)
+    deliveries = _deliveries(plan, tables)
+    _check_relays(plan, tables, deliveries)
+    _check_waits(plan)
+    _check_slots(plan)
+    n_bytes = int(tables.piece_bytes[deliveries.piece].sum())
+    return Proof(len(deliveries.step), n_bytes)
+
+
+def class_containment(fragments: Fragments, boxes: Boxes, n_ranks: int) -> NDArray[np.bool_]:
+    """Which rank holds which box whole in a fragment, bool[n_boxes, n_ranks]. Raises PlanError when an edge cuts a box."""
+    corners, inverse = np.unique(
+        np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True
+    )
+    n_dims = len(fragments.shape)
+    inside = np.zeros((len(boxes.lo), n_ranks), dtype=bool)
+    for i, corner in enumerate(corners):
+        lo, hi = corner[:n_dims], corner[n_dims:]
+        whole = ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
+        touches = ((boxes.lo < hi) & (boxes.hi > lo)).all(axis=1)
+        if (touches & ~whole).any():
+            k = int(np.argmax(touches & ~whole))
+            raise PlanError(
+                f"piece {box_text(boxes.lo[k], boxes.hi[k])} is cut by the edge of fragment {box_text(lo, hi)}"
+            )
+        inside[np.ix_(whole, fragments.rank[inverse.ravel() == i])] = True
+    return inside
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One row for each entry of each of some steps: the step, a rank, the global number of the (tensor, piece)."""
+
+    step: Ints
+    rank: Ints
+    piece: Ints
+
+
+class _Tables:
+    """Pieces of all tensors numbered through, with who holds and who needs each."""
+
+    def __init__(self, plan: Plan) -> None:
+        problem = plan.problem
+        n_ranks = problem.n_ranks
+        n_pieces = np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)[plan.tensor_class]
+        self.first_piece = np.concatenate([[0], np.cumsum(n_pieces)])  # of each tensor
+        self.class_first = np.cumsum([0, *(len(b.lo) for b in plan.boxes)])
+        held, needed, sizes = (
+            [np.zeros((0, n_ranks), bool)],
+            [np.zeros((0, n_ranks), bool)],
+            [np.zeros(0, np.int64)],
+        )
+        for cls, boxes in zip(problem.classes, plan.boxes, strict=True):
+            name = problem.tensors[int(cls.members[0])].name
+            try:
+                _check_disjoint(boxes, cls.shape)
+                held.append(class_containment(cls.source, boxes, n_ranks))
+                needed.append(class_containment(cls.target, boxes, n_ranks))
+                _check_filled(cls.target, boxes)
+            except PlanError as error:
+                raise PlanError(f"tensor {name}: {error}") from error
+            sizes.append(boxes.n_elements * cls.itemsize)
+        self.held, self.needed, self.class_bytes = (
+            np.concatenate(held),
+            np.concatenate(needed),
+            np.concatenate(sizes),
+        )
+        self.tensor_of = np.repeat(np.arange(len(n_pieces)), n_pieces)
+        self.class_row = (
+            self.class_first[plan.tensor_class[self.tensor_of]]
+            + np.arange(self.first_piece[-1])
+            - self.first_piece[self.tensor_of]
+        )
+        self.piece_bytes = self.class_bytes[self.class_row]
+        self.entry_piece = self.first_piece[plan.bundles.tensor] + plan.bundles.piece
+
+    def name(self, plan: Plan, piece: int) -> str:
+        """`TENSOR [0:4, 2:6]` for a global piece number."""
+        tensor = int(self.tensor_of[piece])
+        boxes, k = plan.boxes[plan.tensor_class[tensor]], piece - int(self.first_piece[tensor])
+        return f"{plan.problem.tensors[tensor].name} {box_text(boxes.lo[k], boxes.hi[k])}"
+
+
+def _check_disjoint(boxes: Boxes, shape: tuple[int, ...]) -> None:
+    if not len(boxes.lo):
+        return
+    if ((boxes.lo < 0) | (boxes.hi > np.array(shape)) | (boxes.lo >= boxes.hi)).any():
+        raise PlanError("a piece is empty or leaves the tensor")
+    # Boxes on the grid of all edges: they are disjoint exactly when no grid cell is painted twice.
+    cuts = [np.unique(np.concatenate([boxes.lo[:, d], boxes.hi[:, d]])) for d in range(len(shape))]
+    painted = np.zeros([len(c) - 1 for c in cuts], dtype=bool)
+    first = [np.searchsorted(c, boxes.lo[:, d]) for d, c in enumerate(cuts)]
+    last = [np.searchsorted(c, boxes.hi[:, d]) for d, c in enumerate(cuts)]
+    for k in range(len(boxes.lo)):
+        cells = painted[(*(slice(first[d][k], last[d][k]) for d in range(len(shape))), ...)]
+        if cells.any():
+            raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} overlaps another piece")
+        cells[...] = True
+
+
+def _check_filled(target: Fragments, boxes: Boxes) -> None:
+    corners = np.unique(np.concatenate([target.lo, target.hi], axis=1), axis=0)
+    n_dims = len(target.shape)
+    for corner in corners:
+        lo, hi = corner[:n_dims], corner[n_dims:]
+        inside = ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
+        if boxes.n_elements[inside].sum() != (hi - lo).prod():
+            raise PlanError(f"the plan's pieces don't fill the needed box {box_text(lo, hi)}")
+
+
+def _rows(plan: Plan, tables: _Tables, steps: Ints, ranks: NDArray[np.integer]) -> _Rows:
+    entry, owner = ranges(plan.bundles.ptr, plan.steps.bundle[steps])
+    return _Rows(steps[owner], ranks[owner].astype(np.int64), tables.entry_piece[entry])
+
+
+def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
+    """All deliveries to destination weights, proved to be needed, complete and single."""
+    steps = plan.steps
+    from_source = np.flatnonzero((steps.src_at == SOURCE) & (steps.op != Op.ALL_GATHER))
+    reads = _rows(plan, tables, from_source, steps.src[from_source])
+    wrong = ~tables.held[tables.class_row[reads.piece], reads.rank]
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise PlanError(
+            f"step {reads.step[i]}: rank {reads.rank[i]} sends {tables.name(plan, int(reads.piece[i]))}, which it doesn't hold"
+        )
+    for step in np.flatnonzero(steps.op == Op.ALL_GATHER).tolist():
+        row = slice(plan.bundles.ptr[steps.bundle[step]], plan.bundles.ptr[steps.bundle[step] + 1])
+        held = tables.held[tables.class_row[tables.entry_piece[row]]][
+            :, plan.group(int(steps.group[step]))
+        ].any(axis=1)
+        if not held.all():
+            piece = int(tables.entry_piece[row][np.argmin(held)])
+            raise PlanError(f"step {step}: no rank of the all-gather holds {tables.name(plan, piece)}")
+    if ((steps.dst_at == TARGET) & (steps.op != Op.COPY)).any():
+        raise PlanError("a collective must deliver to a staging slot")
+
+    arriving = np.flatnonzero(steps.dst_at == TARGET)
+    found = _rows(plan, tables, arriving, steps.dst[arriving])
+    order = np.lexsort((found.rank, found.piece))
+    found = _Rows(found.step[order], found.rank[order], found.piece[order])
+    wrong = ~tables.needed[tables.class_row[found.piece], found.rank]
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise PlanError(
+            f"step {found.step[i]}: rank {found.rank[i]} gets {tables.name(plan, int(found.piece[i]))}, which it doesn't need"
+        )
+    twice = (np.diff(found.piece) == 0) & (np.diff(found.rank) == 0)
+    if twice.any():
+        i = int(np.argmax(twice))
+        raise PlanError(
+            f"steps {found.step[i]} and {found.step[i + 1]} both deliver {tables.name(plan, int(found.piece[i]))} to rank {found.rank[i]}"
+        )
+    wanted = tables.needed.sum(axis=1)[tables.class_row]
+    missing = wanted != np.bincount(found.piece, minlength=len(wanted))
+    if missing.any():
+        piece = int(np.argmax(missing))
+        got = found.rank[found.piece == piece]
+        rank = next(
+            r for r in np.flatnonzero(tables.needed[tables.class_row[piece]]).tolist() if r not in got
+        )
+        raise PlanError(f"nothing delivers {tables.name(plan, piece)} to rank {rank}, which needs it")
+    return found
+
+
+def _check_relays(plan: Plan, tables: _Tables, deliveries: _Rows) -> None:
+    """A read of destination weights must wait for the delivery of that piece to that rank."""
+    steps = plan.steps
+    relaying = np.flatnonzero(steps.src_at == TARGET)
+    reads = _rows(plan, tables, relaying, steps.src[relaying])
+    n_ranks = plan.problem.n_ranks
+    key = deliveries.piece * n_ranks + deliveries.rank
+    wanted = reads.piece * n_ranks + reads.rank
+    at = np.minimum(np.searchsorted(key, wanted), max(len(key) - 1, 0))
+    if len(wanted) and (not len(key) or (key[at] != wanted).any()):
+        i = int(np.argmax(key[at] != wanted)) if len(key) else 0
+        raise PlanError(
+            f"step {reads.step[i]}: rank {reads.rank[i]} relays {tables.name(plan, int(reads.piece[i]))}, which it never gets"
+        )
+    waits = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr)) * len(steps) + steps.after
+    pairs = np.unique(reads.step * len(steps) + (deliveries.step[at] if len(at) else at))
+    unordered = ~np.isin(pairs, waits)
+    if unordered.any():
+        step, delivery = divmod(int(pairs[np.argmax(unordered)]), len(steps))
+        raise PlanError(f"step {step} relays what step {delivery} delivers, but doesn't wait for it")
+
+
+def _check_waits(plan: Plan) -> None:
+    """Whoever drives a step must itself take part in the steps that it waits for, else it can't know that they are complete."""
+    steps = plan.steps
+    owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))
+    copy = (steps.op[owner] == Op.COPY) & (steps.op[steps.after] == Op.COPY)
+    driver = steps.src[owner]
+    blind = copy & (steps.src[steps.after] != driver) & (steps.dst[steps.after] != driver)
+    for i in np.flatnonzero(~copy).tolist():
+        ours, theirs = (
+            _members(plan, int(owner[i]), driving=True),
+            _members(plan, int(steps.after[i]), driving=False),
+        )
+        blind[i] = ours.isdisjoint(theirs)
+    if blind.any():
+        i = int(np.argmax(blind))
+        raise PlanError(
+            f"step {owner[i]} waits for step {steps.after[i]}, in which none of its driving ranks takes part"
+        )
+
+
+def _members(plan: Plan, step: int, *, driving: bool) -> frozenset[int]:
+    steps = plan.steps
+    if steps.op[step] == Op.COPY:
+        return frozenset({int(steps.src[step])} | (set() if driving else {int(steps.dst[step])}))
+    return frozenset(plan.group(int(steps.group[step])).tolist())
+
+
+def _check_slots(plan: Plan) -> None:
+    """Reads of a slot must find the piece where the last write put it; writes must wait for all use of what they overwrite."""
+    steps, bundles = plan.steps, plan.bundles
+    staged = np.flatnonzero((steps.src_at >= 0) | (steps.dst_at >= 0))
+    layouts: dict[int, dict[tuple[int, int], int]] = {}
+
+    def layout(bundle: int) -> dict[tuple[int, int], int]:
+        if bundle not in layouts:
+            row = slice(bundles.ptr[bundle], bundles.ptr[bundle + 1])
+            keys = zip(bundles.tensor[row].tolist(), bundles.piece[row].tolist(), strict=True)
+            layouts[bundle] = dict(zip(keys, bundles.offset[row].tolist(), strict=True))
+        return layouts[bundle]
+
+    same: dict[tuple[int, int], bool] = {}
+    uses: dict[tuple[int, int], list[int]] = defaultdict(
+        list
+    )  # (rank, slot) -> steps since and with the last write
+    writer: dict[tuple[int, int], int] = {}
+    for step in staged.tolist():
+        after = set(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
+        bundle, src, src_at, dst_at = (
+            int(c[step]) for c in (steps.bundle, steps.src, steps.src_at, steps.dst_at)
+        )
+        if src_at >= 0:
+            place = (src, src_at)
+            last = writer.get(place)
+            if last is None or last not in after:
+                raise PlanError(
+                    f"step {step} reads slot {src_at} of rank {src} without waiting for the step that fills it"
+                )
+            pair = (bundle, int(steps.bundle[last]))
+            if pair not in same:
+                held = layout(pair[1])
+                same[pair] = all(held.get(key) == offset for key, offset in layout(bundle).items())
+            if not same[pair]:
+                raise PlanError(
+                    f"step {step} reads pieces from slot {src_at} of rank {src} that step {last} didn't put there"
+                )
+            uses[place].append(step)
+        if dst_at >= 0:
+            _check_room(plan, step, bundle, dst_at)
+            members = (
+                [int(steps.dst[step])]
+                if steps.op[step] == Op.COPY
+                else [r for r in plan.group(int(steps.group[step])).tolist() if r != src]
+            )
+            for place in ((rank, dst_at) for rank in members):
+                if not after.issuperset(uses[place]):
+                    raise PlanError(
+                        f"step {step} overwrites slot {dst_at} of rank {place[0]} without waiting for its last use"
+                    )
+                uses[place], writer[place] = [step], step
+
+
+def _check_room(plan: Plan, step: int, bundle: int, slot: int) -> None:
+    row = slice(plan.bundles.ptr[bundle], plan.bundles.ptr[bundle + 1])
+    order = np.argsort(plan.bundles.offset[row], kind="stable")
+    start = plan.bundles.offset[row][order]
+    end = start + plan.entry_bytes[row][order]
+    if len(start) and (start[0] < 0 or end.max() > plan.slot_bytes[slot] or (end[:-1] > start[1:]).any()):
+        raise PlanError(
+            f"step {step}: pieces overlap in slot {slot}, or leave its {plan.slot_bytes[slot]} bytes"
+        )

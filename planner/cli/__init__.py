@@ -1,0 +1,9 @@
+"""The planning half of the command line: everything that needs no run.
+
+`app` is the whole program's Typer app; shardroute.executors.cli adds the commands that run plans.
+"""
+
+from shardroute.planner.cli import catalogues, inspect, plan, predict
+from shardroute.planner.cli.program import app
+
+__all__ = ["app", "catalogues", "inspect", "plan", "predict"]

@@ -1,0 +1,107 @@
+"""`shardroute machines` and `shardroute models`: what is known, and where each figure comes from."""
+
+from typing import Annotated
+
+import typer
+
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.program import app
+from shardroute.planner.layouts import load_model, model_names
+from shardroute.topologies.calibrations import calibration_names, calibration_to_dict, load_calibration
+from shardroute.topologies.machines import MachineKind, load_machine, machine_names, machine_to_dict
+from shardroute.topologies.units import format_bandwidth, format_bytes
+
+machines = typer.Typer(help="List the known machines, or explain one.", invoke_without_command=True)
+models = typer.Typer(help="List the shipped models, or show one's parameters.", invoke_without_command=True)
+app.add_typer(machines, name="machines", rich_help_panel="Catalogues")
+app.add_typer(models, name="models", rich_help_panel="Catalogues")
+
+
+@machines.callback()
+def list_machines(context: typer.Context, json: JsonFlag = False) -> None:
+    """List the known machines; `machines show NAME` explains one."""
+    if context.invoked_subcommand is not None:
+        return
+    found = [load_machine(name) for name in machine_names()]
+    if json:
+        print_json([machine_to_dict(m) for m in found])
+        return
+    print_table(
+        ["machine", "GPUs a unit", "NVLink a GPU", "NICs a GPU", "what"],
+        [
+            [
+                m.name,
+                str(m.gpus_per_unit) if m.kind is MachineKind.GPU else "1 process",
+                format_bandwidth(m.nvlink_Bps) if m.nvlink_Bps else "-",
+                f"{m.nics_per_gpu} x {format_bandwidth(m.nic_Bps)}" if m.nic_Bps else "-",
+                m.title,
+            ]
+            for m in found
+        ],
+    )
+
+
+@machines.command("show")
+def show_machine(
+    name: Annotated[str, typer.Argument(help="A machine's name, or the path of a .toml file.")], json: JsonFlag = False
+) -> None:
+    """Explain a machine: its figures, measured costs, and the source of each."""
+    machine = load_machine(name)
+    calibration = load_calibration(machine.name) if machine.name in calibration_names() else None
+    if json:
+        print_json({**machine_to_dict(machine), "calibration": None if calibration is None else calibration_to_dict(calibration)})
+        return
+    unit = f"{machine.gpus_per_unit} GPUs" if machine.kind is MachineKind.GPU else "1 process"
+    print_facts(
+        machine.title,
+        [("name", machine.name), ("kind", machine.kind.value), ("one unit", f"{unit}: `{machine.name} x 4` has four of them")],
+    )
+    if machine.figures:
+        rows = [[f.key, f.text, f.source] for f in machine.figures]
+        print_table(["figure", "value", "source"], rows, title="\nThe machine")
+    if calibration is None:
+        print_facts("\nno calibration ships for it; predicting needs --calibration FILE or --calibration nominal", [])
+        return
+    title = f"\nMeasured costs: {calibration.library}, {calibration.versions}"
+    print_table(["cost", "value", "source"], [[f.key, f.text, f.source] for f in calibration.figures], title=title)
+
+
+@models.callback()
+def list_models(context: typer.Context, json: JsonFlag = False) -> None:
+    """List the shipped models; `models show NAME` lists one's parameters."""
+    if context.invoked_subcommand is not None:
+        return
+    found = [load_model(name) for name in model_names()]
+    if json:
+        print_json([{"name": m.name, "family": m.family, "n_parameters": m.n_parameters} for m in found])
+        return
+    print_table(
+        ["model", "family", "parameters", "published"],
+        [[m.name, m.family, f"{m.n_parameters:,}", "-" if m.published is None else f"{m.published.n_parameters:,}"] for m in found],
+        right=["parameters", "published"],
+    )
+
+
+@models.command("show")
+def show_model(
+    name: Annotated[str, typer.Argument(help="A shipped model, or the path of a config.json.")],
+    scale: Annotated[int, typer.Option("--scale", help="Shrink every matrix by this factor (a square).")] = 1,
+    json: JsonFlag = False,
+) -> None:
+    """List every parameter of a model with its shape and dtype, and check their total against the published count."""
+    model = load_model(name, scale)
+    published = None if model.published is None else model.published.n_parameters
+    if json:
+        tensors = [{"name": t.name, "shape": t.shape, "dtype": t.dtype, "n_elements": t.n_elements} for t in model.tensors]
+        print_json({"name": model.name, "n_parameters": model.n_parameters, "published": published, "parameters": tensors})
+        return
+    print_table(
+        ["parameter", "shape", "dtype", "bytes"],
+        [[t.name, " x ".join(map(str, t.shape)), t.dtype, format_bytes(t.n_bytes)] for t in model.tensors],
+        right=["bytes"],
+    )
+    facts = [("parameters", f"{model.n_parameters:,}"), ("bytes", format_bytes(sum(t.n_bytes for t in model.tensors)))]
+    if published is not None and model.published is not None and scale == 1:
+        verdict = "equal" if published == model.n_parameters else "DIFFERENT"
+        facts.append(("published", f"{published:,} ({verdict}; {model.published.source})"))
+    print_facts(f"\n{model.name}", facts)

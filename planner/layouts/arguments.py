@@ -1,0 +1,92 @@
+"""A bare tensor and its layouts as a user types them: `256,2048,7168`, `dp=8,tp=32`, `R,S1`, `0-15`."""
+
+import re
+
+from shardroute.planner.layouts.meshes import Mesh, Placement, Replicate, Shard, place
+from shardroute.planner.problems import Problem, one_tensor
+from shardroute.topologies.errors import InputError
+
+# Far above any mesh that can be planned here, low enough that a slip of the finger is refused before memory is taken for it.
+MAX_RANKS = 2**20
+
+
+def tensor_problem(
+    shape: str,
+    dtype: str,
+    from_mesh: str | None,
+    from_placements: str | None,
+    to_mesh: str | None,
+    to_placements: str | None,
+    *,
+    from_ranks: str | None = None,
+    to_ranks: str | None = None,
+) -> Problem:
+    """The problem of one tensor between two meshes. Source ranks count from 0 and destination ranks follow, unless they are given."""
+    dims = parse_shape(shape)
+    source_axes, target_axes = parse_axes("--from-mesh", from_mesh), parse_axes("--to-mesh", to_mesh)
+    source = _mesh(source_axes, from_ranks, "--from-ranks", 0)
+    target = _mesh(target_axes, to_ranks, "--to-ranks", max(source.ranks) + 1)
+    return one_tensor(
+        dims,
+        dtype,
+        place(dims, source, parse_placements("--from-placements", from_placements)),
+        place(dims, target, parse_placements("--to-placements", to_placements)),
+    )
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`256,2048,7168` -> (256, 2048, 7168)."""
+    if not re.fullmatch(r"\s*\d{1,18}(\s*[,x]\s*\d{1,18})*\s*", text):
+        raise InputError(f"--shape {text!r}: expected sizes such as 256,2048,7168")
+    return tuple(int(n) for n in re.split(r"[,x]", text))
+
+
+def parse_axes(option: str, text: str | None) -> dict[str, int]:
+    """`dp=8,tp=32` -> {"dp": 8, "tp": 32}, in that order."""
+    if text is None:
+        raise InputError(f"{option} is missing: name the mesh's axes in rank order, such as {option} dp=8,tp=32")
+    axes: dict[str, int] = {}
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", item)
+        if match is None:
+            raise InputError(f"{option} {text!r}: {item!r} isn't an axis; expected NAME=SIZE, such as dp=8,tp=32")
+        if match[1] in axes:
+            raise InputError(f"{option} {text!r}: axis {match[1]} is given twice")
+        axes[match[1]] = int(match[2])
+    return axes
+
+
+def parse_placements(option: str, text: str | None) -> list[Placement]:
+    """`R,S1` -> [Replicate(), Shard(1)]."""
+    if text is None:
+        raise InputError(f"{option} is missing: one placement an axis, S0 (shard dim 0) or R (replicate), such as {option} R,S1")
+    placements: list[Placement] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(?:(R)|S\(?(\d{1,3})\)?)\s*", item, re.IGNORECASE)
+        if match is None:
+            raise InputError(f"{option} {text!r}: {item!r} isn't a placement; expected S0, S1, ... (shard that dim) or R (replicate)")
+        placements.append(Replicate() if match[1] else Shard(int(match[2])))
+    return placements
+
+
+def parse_ranks(option: str, text: str) -> list[int]:
+    """`0-3,8` -> [0, 1, 2, 3, 8]."""
+    ranks: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", item)
+        if match is None:
+            raise InputError(f"{option} {text!r}: {item!r} isn't a rank; expected numbers and ranges such as 0-7,16")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= MAX_RANKS:
+            raise InputError(f"{option} {text!r}: {item.strip()!r} must rise and stay below {MAX_RANKS}")
+        ranks.extend(range(first, last + 1))
+    return ranks
+
+
+def _mesh(axes: dict[str, int], ranks: str | None, option: str, first: int) -> Mesh:
+    size = 1
+    for n in axes.values():
+        size *= n
+    if size > MAX_RANKS:
+        raise InputError(f"a mesh of {size} ranks is more than shardroute plans for ({MAX_RANKS})")
+    return Mesh.of(axes, range(first, first + size) if ranks is None else parse_ranks(option, ranks))

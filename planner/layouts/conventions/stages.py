@@ -1,0 +1,116 @@
+"""Which pipeline stage holds which parameter, and how many layers a stage has.
+
+Rule: the embedding is on the first stage, the final norm and the output layer on the last; a tied embedding
+is on both.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
+from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.topologies.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Layers of each stage, first to last, and what decided them, for people."""
+
+    layers: tuple[int, ...]
+    reason: str
+
+    @property
+    def stage_of_layer(self) -> tuple[int, ...]:
+        """The stage of each layer."""
+        return tuple(np.repeat(np.arange(len(self.layers)), self.layers).tolist())
+
+    def holding(self, model: Model) -> list[tuple[int, ...]]:
+        """For each parameter of the model, the stages that hold it, ascending."""
+        first, last, of_layer = 0, len(self.layers) - 1, self.stage_of_layer
+
+        def stages(parameter: Parameter) -> tuple[int, ...]:
+            if parameter.layer is not None:
+                return (of_layer[parameter.layer],)
+            if parameter.role is Role.EMBEDDING:
+                return (first, last) if model.tied and last > first else (first,)
+            return (last,)
+
+        return [stages(parameter) for parameter in model.parameters]
+
+
+def given_stages(model: Model, spec: ParallelSpec) -> Stages | None:
+    """The stages that the specification lists, if it does.
+
+    Raises InputError when they don't add up to the model's layers.
+    """
+    if spec.stage_layers is None:
+        return None
+    total = sum(spec.stage_layers)
+    if total != model.n_layers:
+        raise InputError(
+            f"{spec}: the stages hold {total} layers, but {model.name} has {model.n_layers}; "
+            f"an even choice is {_example(model.n_layers, spec.size(Axis.PP))}"
+        )
+    return Stages(spec.stage_layers, "as given")
+
+
+def strict_stages(model: Model, spec: ParallelSpec) -> Stages:
+    """The stages of a trainer: as given, else even, else a split that is known to be used for this model.
+
+    Raises InputError when none of them applies: layers are never rounded or moved silently.
+    """
+    n_stages, n_layers = spec.size(Axis.PP), model.n_layers
+    given = given_stages(model, spec)
+    if given is not None:
+        return given
+    if n_layers % n_stages == 0:
+        return Stages((n_layers // n_stages,) * n_stages, "even")
+    for split in model.pipeline_splits:
+        if len(split.layers) == n_stages:
+            return Stages(split.layers, f"{n_layers} layers don't divide by {n_stages}; the split of {split.source}")
+    divisors = [n for n in range(1, n_layers + 1) if n_layers % n == 0]
+    near = [
+        str(n)
+        for n in (
+            max(n for n in divisors if n < n_stages),
+            min((n for n in divisors if n > n_stages), default=0),
+        )
+        if n
+    ]
+    raise InputError(
+        f"{spec}: PP{n_stages} doesn't divide the {n_layers} layers of {model.name}, and no list is given; "
+        f"use PP{' or PP'.join(near)}"
+        + (f", or list the layers of each stage: {_example(n_layers, n_stages)}" if n_stages <= n_layers else "")
+    )
+
+
+def vllm_stages(model: Model, spec: ParallelSpec) -> Stages:
+    """The stages by vLLM's rule: as given (VLLM_PP_LAYER_PARTITION), else nearly even.
+
+    vLLM `get_pp_indices`: one more layer for the last stage but one, the one before it, and so on, since the
+    last stage also holds the output layer. 94 layers over PP4 are [23, 24, 24, 23]. Raises InputError for
+    more stages than layers.
+    """
+    n_stages, n_layers = spec.size(Axis.PP), model.n_layers
+    given = given_stages(model, spec)
+    if given is not None:
+        return given
+    if n_stages > n_layers:
+        raise InputError(f"{spec}: PP{n_stages} is above the {n_layers} layers of {model.name}; at most PP{n_layers} fits")
+    base, extra = divmod(n_layers, n_stages)
+    layers = [base] * n_stages
+    for i in range(2, extra + 2):
+        layers[-i] += 1
+    return Stages(
+        tuple(layers),
+        "even" if extra == 0 else "vLLM's rule: the remainder goes to the stages before the last",
+    )
+
+
+def _example(n_layers: int, n_stages: int) -> str:
+    """The most even stage list, shorter at both ends, where the embedding and the output layer are."""
+    base, extra = divmod(n_layers, n_stages)
+    first = (n_stages - extra) // 2 + (n_stages - extra) % 2
+    layers = [base + (first <= i < first + extra) for i in range(n_stages)]
+    return f"PP{n_stages}[{','.join(str(n) for n in layers)}]"

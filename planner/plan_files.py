@@ -1,0 +1,240 @@
+"""Plans on disk: one zip of a JSON header and one `.npy` member a column; `numpy.load` opens it too.
+
+Rule: what is read back is validated as if it were made anew, and nothing in the file can run code (no pickle).
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.layouts.fragments import Fragments
+from shardroute.planner.plans import Boxes, Bundles, Plan, Steps
+from shardroute.planner.problems import Layout, Problem, Tensor
+from shardroute.topologies.errors import InputError, PlanError
+from shardroute.topologies.topologies import topology_from_dict, topology_to_dict
+
+FORMAT = "shardroute-plan"
+SCHEMA = 1
+# A file that claims more than this once unpacked is refused before it is read: plans for 16,384 GPUs stay under 2 GB.
+MAX_UNPACKED_BYTES = 16 * 2**30
+
+Columns = list[tuple[str, NDArray[np.generic]]]
+
+
+class _TensorHead(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    shape: list[int]
+    dtype: str
+    source: int
+    target: int
+    source_buffers: list[str]
+    target_buffers: list[str]
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    schema: int
+    strategy: str
+    topology: dict[str, object]
+    n_ranks: int
+    fragment_shapes: list[list[int]]
+    tensors: list[_TensorHead]
+
+
+def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
+    """The plan as canonical header bytes and named columns; the digest is taken over exactly these."""
+    problem = plan.problem
+    distinct: dict[Fragments, int] = {}
+    for fragments in (*problem.source.fragments, *problem.target.fragments):
+        distinct.setdefault(fragments, len(distinct))
+    header = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "strategy": plan.strategy,
+        "topology": topology_to_dict(plan.topology),
+        "n_ranks": problem.n_ranks,
+        "fragment_shapes": [list(f.shape) for f in distinct],
+        "tensors": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype,
+                "source": distinct[problem.source.fragments[i]],
+                "target": distinct[problem.target.fragments[i]],
+                "source_buffers": list(problem.source.buffers[i]),
+                "target_buffers": list(problem.target.buffers[i]),
+            }
+            for i, tensor in enumerate(problem.tensors)
+        ],
+    }
+    columns: Columns = [("fragments.n", np.array([len(f) for f in distinct], dtype=np.int64))]
+    for name in ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides"):
+        dtype = np.int32 if name in ("rank", "buffer") else np.int64
+        columns.append((f"fragments.{name}", _join([getattr(f, name) for f in distinct], dtype)))
+    columns.append(("boxes.n", np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)))
+    columns.append(("boxes.lo", _join([b.lo for b in plan.boxes], np.int64)))
+    columns.append(("boxes.hi", _join([b.hi for b in plan.boxes], np.int64)))
+    columns += [(f"bundles.{name}", column) for name, column in plan.bundles.columns()]
+    columns += [(f"steps.{name}", column) for name, column in plan.steps.columns()]
+    columns += [
+        ("group_ptr", plan.group_ptr),
+        ("group_ranks", plan.group_ranks),
+        ("slot_bytes", plan.slot_bytes),
+    ]
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode(), columns
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write the plan; the file appears whole or not at all."""
+    header, columns = plan_parts(plan)
+    path = Path(path)
+    draft = path.with_name(path.name + ".part")
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("header.json", header)
+            for name, column in columns:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, column, allow_pickle=False)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise InputError(f"can't write the plan to {path}: {error.strerror}") from error
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan. Raises InputError when there is no such file, PlanError when it isn't a whole plan of a known schema."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no plan file {path}; `shardroute plan ... -o {path}` writes one")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(info.file_size for info in archive.infolist()) > MAX_UNPACKED_BYTES:
+                raise PlanError(
+                    f"{path}: unpacks to more than {MAX_UNPACKED_BYTES} bytes; this is not a plan that shardroute wrote"
+                )
+            header = archive.read("header.json")
+            columns = {
+                info.filename.removesuffix(".npy"): _read_column(archive.read(info))
+                for info in archive.infolist()
+                if info.filename.endswith(".npy")
+            }
+    except KeyError as error:
+        raise PlanError(f"{path}: not a shardroute plan: it has no header.json") from error
+    except (zipfile.BadZipFile, EOFError, ValueError, OSError, NotImplementedError) as error:
+        raise PlanError(
+            f"{path}: not a shardroute plan, or cut short ({error}); plan again, or copy the file anew"
+        ) from error
+    try:
+        return _assemble(_decode_header(header), columns)
+    except KeyError as error:
+        raise PlanError(f"{path}: column {error.args[0]} is missing") from error
+    except (PlanError, InputError) as error:
+        raise PlanError(f"{path}: {error}") from error
+    except (ValueError, IndexError, TypeError, OverflowError) as error:
+        raise PlanError(f"{path}: the columns contradict each other ({error})") from error
+
+
+def _decode_header(data: bytes) -> _Header:
+    try:
+        head = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PlanError(f"header.json: {error}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise PlanError(f"not a shardroute plan: header.json doesn't say format {FORMAT!r}")
+    if head.get("schema") != SCHEMA:
+        raise PlanError(
+            f"plan schema {head.get('schema')!r}; this shardroute reads schema {SCHEMA}: plan again with this version"
+        )
+    try:
+        return msgspec.convert(head, _Header)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"header.json: {error}") from error
+
+
+def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
+    n_dims = [len(shape) for shape in header.fragment_shapes]
+    lengths = _counts(columns["fragments.n"], len(n_dims), "fragments.n")
+    flat = {
+        name: _split(columns[f"fragments.{name}"], lengths if name in ("rank", "buffer", "offset", "buffer_size") else
+                     [n * d for n, d in zip(lengths, n_dims, strict=True)], f"fragments.{name}")
+        for name in ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides")
+    }  # fmt: skip
+    distinct = []
+    for i, shape in enumerate(header.fragment_shapes):
+        boxy = {name: flat[name][i].reshape(lengths[i], n_dims[i]) for name in ("lo", "hi", "strides")}
+        line = {name: flat[name][i] for name in ("rank", "buffer", "offset", "buffer_size")}
+        distinct.append(Fragments(shape=tuple(shape), **line, **boxy))
+    for head in header.tensors:
+        if not (0 <= head.source < len(distinct) and 0 <= head.target < len(distinct)):
+            raise PlanError(f"tensor {head.name}: layout number out of range")
+    problem = Problem(
+        tuple(Tensor(h.name, tuple(h.shape), h.dtype) for h in header.tensors),
+        Layout(
+            tuple(distinct[h.source] for h in header.tensors),
+            tuple(tuple(h.source_buffers) for h in header.tensors),
+        ),
+        Layout(
+            tuple(distinct[h.target] for h in header.tensors),
+            tuple(tuple(h.target_buffers) for h in header.tensors),
+        ),
+        header.n_ranks,
+    )
+    class_dims = [len(c.shape) for c in problem.classes]
+    n_boxes = _counts(columns["boxes.n"], len(class_dims), "boxes.n")
+    sizes = [n * d for n, d in zip(n_boxes, class_dims, strict=True)]
+    boxes = tuple(
+        Boxes(lo.reshape(n, d), hi.reshape(n, d))
+        for lo, hi, n, d in zip(
+            _split(columns["boxes.lo"], sizes, "boxes.lo"),
+            _split(columns["boxes.hi"], sizes, "boxes.hi"),
+            n_boxes,
+            class_dims,
+            strict=True,
+        )
+    )
+    bundles = Bundles(*(columns[f"bundles.{f}"] for f in Bundles.__dataclass_fields__))  # type: ignore[arg-type]
+    steps = Steps(*(columns[f"steps.{f}"] for f in Steps.__dataclass_fields__))  # type: ignore[arg-type]
+    group_ptr, group_ranks, slot_bytes = (
+        _integers(columns[n], n) for n in ("group_ptr", "group_ranks", "slot_bytes")
+    )
+    return Plan(
+        header.strategy, topology_from_dict(header.topology), problem, boxes, bundles, steps,
+        group_ptr.astype(np.int64), group_ranks.astype(np.int32), slot_bytes.astype(np.int64),
+    )  # fmt: skip
+
+
+def _read_column(data: bytes) -> NDArray[np.generic]:
+    return cast(NDArray[np.generic], np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+
+
+def _integers(column: NDArray[np.generic], name: str) -> NDArray[np.integer]:
+    if column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
+        raise PlanError(
+            f"column {name}: expected a list of whole numbers, found {column.dtype} of shape {column.shape}"
+        )
+    return cast(NDArray[np.integer], column)
+
+
+def _counts(column: NDArray[np.generic], n: int, name: str) -> list[int]:
+    counts: list[int] = _integers(column, name).tolist()
+    if len(counts) != n or min(counts, default=0) < 0:
+        raise PlanError(f"column {name}: expected {n} counts, none negative")
+    return counts
+
+
+def _join(arrays: Sequence[NDArray[np.generic]], dtype: type) -> NDArray[np.generic]:
+    return np.concatenate([np.zeros(0, dtype), *(a.ravel() for a in arrays)])
+
+
+def _split(column: NDArray[np.generic], lengths: list[int], name: str) -> list[NDArray[np.int64]]:
+    values = _integers(column, name)
+    if sum(lengths) != len(values):
+        raise PlanError(f"column {name}: {len(values)} values, expected {sum(lengths)}")
+    return [part.astype(np.int64) for part in np.split(values, np.cumsum(lengths)[:-1])] if lengths else []

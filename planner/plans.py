@@ -1,0 +1,326 @@
+"""The plan: steps that move bundles of pieces between ranks, in one global order, as columns.
+
+Rules of meaning, on which simulating, checking and running all rest:
+
+- A *bundle* is an ordered list of pieces (of any tensors) that travel together. A *step* carries one bundle.
+- COPY is driven by its source rank, which puts the bundle into the destination's memory (one-sided); src == dst is a local copy.
+  BROADCAST and ALL_GATHER are driven by all ranks of their group together. A BROADCAST goes from `src` to every other rank of the
+  group. In an ALL_GATHER every rank of the group ends with all of the bundle, its own part included; each piece comes from the
+  first rank of the group that holds it in its source weights.
+- A step reads from and writes to a *place*: SOURCE (the source weights), TARGET (the destination weights) or a staging slot
+  (its number). At TARGET a piece lands in every fragment of that rank that contains it. In a slot it lies dense, row-major, at the
+  bundle's `offset` for it.
+- A rank runs the steps that it drives queue by queue: within one queue of a lane in plan order, one at a time. Queues and lanes
+  run beside each other.
+- A step starts when its rank reaches it and all steps in its `after` list are complete. `after` names earlier steps only, so one
+  global order rules out cyclic waits; a rank waits only on steps that it drives or that deliver to it.
+- Nothing else: no pointers, handles, times or predictions.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.problems import Problem
+from shardroute.topologies.errors import PlanError
+from shardroute.topologies.topologies import Topology
+
+SOURCE = -2
+TARGET = -1
+
+
+class Op(IntEnum):
+    """What a step does."""
+
+    COPY = 0
+    ALL_GATHER = 1
+    BROADCAST = 2
+
+
+class Lane(IntEnum):
+    """What kind of work a step is for its rank. Each lane has up to 32 queues; the column packs both, see `queued`."""
+
+    INJECT = 0  # a holder sends a piece on its first hop
+    RELAY = 1  # a rank that received a piece sends it on to another domain
+    HAND_OVER = 2  # the same, inside an NVLink domain
+    LOCAL = 3  # copies within a rank
+    COLLECTIVE = 4
+
+
+class Backend(IntEnum):
+    """The library that is meant to carry a step; a transport on CPUs carries any of them."""
+
+    PROCESSES = 0  # memory shared by processes of one machine
+    NCCL = 1
+
+
+_LANE_BITS = 3
+
+
+def queued(lane: NDArray[np.integer], queue: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """The `lane` column of steps: the lane's number in the low three bits, the queue's above."""
+    return (lane + (queue << _LANE_BITS)).astype(np.uint8)
+
+
+def lane_of(column: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The lane of each step, without its queue."""
+    return column & np.uint8((1 << _LANE_BITS) - 1)
+
+
+def ranges(ptr: Ints, rows: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """For CSR rows: the flat positions of all their items, and for each item the index into `rows` that it came from."""
+    length = ptr[rows + 1] - ptr[rows]
+    owner = np.repeat(np.arange(len(rows), dtype=np.int64), length)
+    first = np.repeat(ptr[rows] - (np.cumsum(length) - length), length)
+    return first + np.arange(len(owner), dtype=np.int64), owner
+
+
+class _Columns:
+    """Mix-in of the column groups below: cast, freeze and compare lengths once, when made."""
+
+    __slots__ = ()
+
+    def _freeze(self, dtypes: dict[str, type]) -> None:
+        for name, dtype in dtypes.items():
+            given = np.asarray(getattr(self, name))
+            column = np.ascontiguousarray(given, dtype=dtype)
+            if given.ndim != 1 or (given.dtype != column.dtype and (given != column).any()):
+                raise PlanError(f"column {name}: expected a list of {np.dtype(dtype).name} values")
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
+    def columns(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Each column with its name, in a fixed order."""
+        for entry in fields(self):  # type: ignore[arg-type]
+            yield entry.name, getattr(self, entry.name)
+
+
+def _check_ptr(name: str, ptr: Ints, n_rows: int | None, n_items: int) -> None:
+    if (
+        len(ptr) < 1
+        or (n_rows is not None and len(ptr) != n_rows + 1)
+        or ptr[0] != 0
+        or ptr[-1] != n_items
+        or (np.diff(ptr) < 0).any()
+    ):
+        raise PlanError(f"column {name}: row starts must rise from 0 to {n_items}, one more than rows")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundles(_Columns):
+    """Lists of pieces, CSR. Entry columns: tensor (index in the problem), piece (index in its class), offset (bytes, in slots; -1 = never staged)."""
+
+    ptr: NDArray[np.int64]
+    tensor: NDArray[np.int32]
+    piece: NDArray[np.int32]
+    offset: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        self._freeze({"ptr": np.int64, "tensor": np.int32, "piece": np.int32, "offset": np.int64})
+        _check_ptr("bundles.ptr", self.ptr, None, len(self.tensor))
+        if not len(self.tensor) == len(self.piece) == len(self.offset):
+            raise PlanError("bundles: columns differ in length")
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps(_Columns):
+    """One row a step, in the plan's global order.
+
+    op, backend         the enums above
+    lane                lane and queue, see `queued`
+    bundle              what travels
+    src                 the rank that sends (-1 for ALL_GATHER)
+    dst                 the rank that receives a COPY (-1 for collectives)
+    group               the group of a collective (-1 for a COPY)
+    src_at, dst_at      places: SOURCE, TARGET or a slot number
+    after_ptr, after    CSR: earlier steps that must be complete
+    """
+
+    op: NDArray[np.uint8]
+    lane: NDArray[np.uint8]
+    backend: NDArray[np.uint8]
+    bundle: NDArray[np.int32]
+    src: NDArray[np.int32]
+    dst: NDArray[np.int32]
+    group: NDArray[np.int32]
+    src_at: NDArray[np.int16]
+    dst_at: NDArray[np.int16]
+    after_ptr: NDArray[np.int64]
+    after: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        self._freeze(
+            {"op": np.uint8, "lane": np.uint8, "backend": np.uint8, "bundle": np.int32, "src": np.int32, "dst": np.int32, "group": np.int32,
+             "src_at": np.int16, "dst_at": np.int16, "after_ptr": np.int64, "after": np.int32}
+        )  # fmt: skip
+        n = len(self.op)
+        if any(len(c) != n for name, c in self.columns() if name not in ("after_ptr", "after")):
+            raise PlanError("steps: columns differ in length")
+        _check_ptr("steps.after_ptr", self.after_ptr, n, len(self.after))
+        owner = np.repeat(np.arange(n), np.diff(self.after_ptr))
+        if len(self.after) and (self.after.min() < 0 or (self.after >= owner).any()):
+            i = int(owner[np.argmax((self.after < 0) | (self.after >= owner))])
+            raise PlanError(f"step {i}: its `after` list must name earlier steps only")
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes:
+    """The pieces of one class: half-open boxes, int64[n, n_dims]."""
+
+    lo: Ints
+    hi: Ints
+
+    @property
+    def n_elements(self) -> Ints:
+        """Elements in each box."""
+        return (self.hi - self.lo).prod(axis=1, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything that an interpreter needs: the problem, the machine that it was planned for, and the steps.
+
+    boxes       one a class of the problem: the pieces that bundles refer to
+    group_ptr, group_ranks   CSR: the ranks of each collective's group, in ring order
+    slot_bytes  int64[n_slots]: size of each staging slot; a slot exists on every rank that a step uses it on
+
+    Raises PlanError when an index is out of range or a row contradicts its op. That it *delivers* is proved by `check`.
+    """
+
+    strategy: str
+    topology: Topology
+    problem: Problem
+    boxes: tuple[Boxes, ...]
+    bundles: Bundles
+    steps: Steps
+    group_ptr: NDArray[np.int64]
+    group_ranks: NDArray[np.int32]
+    slot_bytes: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        problem, steps, bundles = self.problem, self.steps, self.bundles
+        if problem.n_ranks > self.topology.n_gpus:
+            raise PlanError(
+                f"the problem has {problem.n_ranks} ranks, the topology {self.topology.n_gpus} GPUs"
+            )
+        if len(self.boxes) != len(problem.classes):
+            raise PlanError(
+                f"pieces are given for {len(self.boxes)} classes, the problem has {len(problem.classes)}"
+            )
+        _check_ptr("group_ptr", self.group_ptr, None, len(self.group_ranks))
+        n_groups = len(self.group_ptr) - 1
+        copy, gather = steps.op == Op.COPY, steps.op == Op.ALL_GATHER
+        for name, column, low, high in (
+            ("op", steps.op, 0, len(Op)),
+            ("lane", lane_of(steps.lane), 0, len(Lane)),
+            ("backend", steps.backend, 0, len(Backend)),
+            ("bundle", steps.bundle, 0, len(bundles)),
+            ("src", steps.src[~gather], 0, problem.n_ranks),
+            ("dst", steps.dst[copy], 0, problem.n_ranks),
+            ("group", steps.group[~copy], 0, n_groups),
+            ("src_at", steps.src_at, SOURCE, len(self.slot_bytes)),
+            ("dst_at", steps.dst_at, TARGET, len(self.slot_bytes)),
+            ("bundles.tensor", bundles.tensor, 0, len(problem.tensors)),
+            ("group_ranks", self.group_ranks, 0, problem.n_ranks),
+        ):
+            if len(column) and (column.min() < low or column.max() >= high):
+                raise PlanError(
+                    f"column {name}: values must lie in {low} to {high - 1}, found {column.min()} to {column.max()}"
+                )
+        n_pieces = np.array([len(b.lo) for b in self.boxes], dtype=np.int64)
+        if (bundles.piece < 0).any() or (bundles.piece >= n_pieces[self.tensor_class[bundles.tensor]]).any():
+            raise PlanError("column bundles.piece: a piece number is outside its tensor's class")
+        if len(self.slot_bytes) and self.slot_bytes.min() < 0:
+            raise PlanError("slot_bytes: sizes can't be negative")
+        if (steps.src_at[gather] != SOURCE).any():
+            raise PlanError("an ALL_GATHER reads the source weights only")
+
+    @cached_property
+    def tensor_class(self) -> NDArray[np.int32]:
+        """The class of each tensor."""
+        of = np.zeros(len(self.problem.tensors), dtype=np.int32)
+        for i, cls in enumerate(self.problem.classes):
+            of[cls.members] = i
+        return of
+
+    @cached_property
+    def entry_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each bundle entry's piece."""
+        starts = np.cumsum([0, *(len(b.lo) for b in self.boxes)])
+        piece_bytes = np.concatenate(
+            [
+                np.zeros(0, np.int64),
+                *(b.n_elements * c.itemsize for b, c in zip(self.boxes, self.problem.classes, strict=True)),
+            ]
+        )
+        return piece_bytes[starts[self.tensor_class[self.bundles.tensor]] + self.bundles.piece]
+
+    @cached_property
+    def bundle_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each bundle."""
+        total = np.concatenate([[0], np.cumsum(self.entry_bytes)])
+        return total[self.bundles.ptr[1:]] - total[self.bundles.ptr[:-1]]
+
+    @cached_property
+    def step_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each step's bundle."""
+        return self.bundle_bytes[self.steps.bundle]
+
+    @cached_property
+    def step_pieces(self) -> NDArray[np.int64]:
+        """Pieces in each step's bundle."""
+        return np.diff(self.bundles.ptr)[self.steps.bundle]
+
+    def group(self, index: int) -> NDArray[np.int32]:
+        """The ranks of group `index`, in ring order."""
+        return self.group_ranks[self.group_ptr[index] : self.group_ptr[index + 1]]
+
+    @cached_property
+    def slot_users(self) -> NDArray[np.int64]:
+        """Which (rank, slot) pairs exist, int64[n, 2], ascending."""
+        steps = self.steps
+        pairs = []
+        for at, rank in ((steps.src_at, steps.src), (steps.dst_at, steps.dst)):
+            rows = (at >= 0) & (rank >= 0)
+            pairs.append(np.stack([rank[rows], at[rows]], axis=1).astype(np.int64))
+        rows = (steps.op != Op.COPY) & (steps.dst_at >= 0)
+        for group, src, slot in np.unique(
+            np.stack([steps.group, steps.src, steps.dst_at], axis=1)[rows], axis=0
+        ).tolist():
+            ranks = self.group(group).astype(np.int64)
+            ranks = ranks[ranks != src]
+            pairs.append(np.stack([ranks, np.full(len(ranks), slot)], axis=1))
+        return np.unique(np.concatenate(pairs), axis=0)
+
+    @cached_property
+    def peak_staging_bytes(self) -> int:
+        """The most staging memory that any rank needs."""
+        users = self.slot_users
+        if not len(users):
+            return 0
+        return int(np.bincount(users[:, 0], weights=self.slot_bytes[users[:, 1]]).max())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over all that the plan says; equal plans have equal digests on every machine."""
+        from shardroute.planner.plan_files import plan_parts
+
+        sha = hashlib.sha256()
+        header, columns = plan_parts(self)
+        sha.update(header)
+        for name, column in columns:
+            sha.update(f"\n{name} {column.dtype.str} {column.shape}\n".encode())
+            sha.update(column.data)
+        return sha.hexdigest()

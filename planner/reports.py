@@ -1,0 +1,110 @@
+"""What a plan comes to, in numbers: traffic, bound, prediction. One value for tables and for `--json`."""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from shardroute.planner.plans import Op, Plan
+from shardroute.planner.routing.bounds import Cut, Demand, cuts, demand
+from shardroute.planner.routing.strategies import pieces_of
+from shardroute.planner.simulator.refit import Prediction
+from shardroute.topologies.calibrations import Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that a plan's steps carry from GPU to GPU, and those of them that enter another NVLink domain."""
+
+    n_bytes_moved: int
+    n_bytes_cross_domain: int
+
+
+def traffic(plan: Plan) -> Traffic:
+    """The plan's traffic. A collective counts what each member receives; across domains, one copy into each (rings and trees do so)."""
+    steps, domain = plan.steps, plan.topology.domain
+    copy = (steps.op == Op.COPY) & (steps.src != steps.dst)
+    far = np.zeros(len(steps), dtype=bool)
+    far[copy] = domain[steps.src[copy]] != domain[steps.dst[copy]]
+    moved, crossed = int(plan.step_bytes[copy].sum()), int(plan.step_bytes[far].sum())
+    for step in np.flatnonzero(steps.op != Op.COPY).tolist():
+        group, n_bytes = plan.group(int(steps.group[step])), int(plan.step_bytes[step])
+        n_domains = len(np.unique(domain[group]))
+        # Each piece starts at one member, so all ranks and all domains of the group but one take it in.
+        moved += n_bytes * (len(group) - 1)
+        crossed += n_bytes * (n_domains - 1)
+    return Traffic(moved, crossed)
+
+
+class Busiest(msgspec.Struct, frozen=True):
+    """The resource that is in use longest: bytes through it, and the seconds that these take at its full rate."""
+
+    resource: str
+    n_bytes: int
+    seconds: float
+
+
+class PlanReport(msgspec.Struct, frozen=True):
+    """A plan in numbers; the field names are those of `plan --json` and `show --json`, and stay."""
+
+    strategy: str
+    machine: str
+    calibration: str
+    n_tensors: int
+    n_tensor_bytes: int
+    n_steps: int
+    n_bytes_moved: int
+    n_bytes_cross_domain: int
+    least_bytes_cross_domain: int
+    lower_bound_s: float
+    bound: str
+    predicted_s: float
+    ratio_to_bound: float | None
+    busiest: Busiest | None
+    n_src_gpus: int
+    n_dst_gpus: int
+    peak_staging_bytes: int
+    digest: str
+    plan_s: float | None = None
+
+
+def needs_of(plan: Plan) -> Demand:
+    """What the plan's problem needs moved on the plan's topology."""
+    return demand(plan.problem, pieces_of(plan.problem), plan.topology)
+
+
+def bounds_of(plan: Plan, calibration: Calibration) -> list[Cut]:
+    """The lower bounds of the plan's problem on its topology, tightest first."""
+    return cuts(needs_of(plan), plan.topology, calibration)
+
+
+def report(
+    plan: Plan, prediction: Prediction, calibration: Calibration, plan_s: float | None = None
+) -> PlanReport:
+    """The plan in numbers, on its own topology. `plan_s` is how long planning took, when that was measured."""
+    needs = needs_of(plan)
+    bounds = cuts(needs, plan.topology, calibration)
+    bound_s = bounds[0].seconds if bounds else 0.0
+    first = prediction.resources[0] if prediction.resources else None
+    found = traffic(plan)
+    return PlanReport(
+        strategy=plan.strategy,
+        machine=f"{plan.topology.machine.name} x {plan.topology.n_units}",
+        calibration=f"{calibration.machine}: {calibration.library} ({calibration.measured})",
+        n_tensors=len(plan.problem.tensors),
+        n_tensor_bytes=plan.problem.n_bytes,
+        n_steps=len(plan.steps),
+        n_bytes_moved=found.n_bytes_moved,
+        n_bytes_cross_domain=found.n_bytes_cross_domain,
+        least_bytes_cross_domain=needs.n_bytes_cross_domain,
+        lower_bound_s=bound_s,
+        bound=bounds[0].name if bounds else "nothing has to move",
+        predicted_s=prediction.predicted_s,
+        ratio_to_bound=prediction.predicted_s / bound_s if bound_s else None,
+        busiest=Busiest(first.name, first.n_bytes, first.busy_s) if first else None,
+        n_src_gpus=len(plan.problem.source.ranks),
+        n_dst_gpus=len(plan.problem.target.ranks),
+        peak_staging_bytes=plan.peak_staging_bytes,
+        digest=plan.digest,
+        plan_s=plan_s,
+    )

@@ -1,0 +1,221 @@
+"""Simulates a task graph: sorts its flows into classes, runs the kernel compiled or plain, and gives times and loads."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from shardroute.planner.simulator import kernel
+from shardroute.planner.simulator.tasks import Floats, Ints, TaskGraph
+from shardroute.topologies.errors import InputError
+
+# Above this many tasks the compiled kernel is worth its start.
+COMPILE_FROM_TASKS = 5_000
+# Rate solves between two calls of `progress`.
+_SOLVES_A_REPORT = 2_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulationResult:
+    """When each task was ready, started and finished, and what each link carried.
+
+    Per task, in seconds: `ready_s` (all dependencies done and start_s reached), `start_s` (delay over: its flow begins),
+    `finish_s`. Per link: `link_amount` (units carried) and `link_busy_s` (seconds that it would take at full rate; 0 for
+    a link of capacity 0). `n_events` counts rate solves. `reached_tolerance` is the largest share of its amount that a flow
+    was let off, or of its shortest transfer time by which it began early; 0 when exact.
+    """
+
+    ready_s: Floats
+    start_s: Floats
+    finish_s: Floats
+    makespan_s: float
+    link_busy_s: Floats
+    link_amount: Floats
+    n_events: int
+    reached_tolerance: float
+
+
+def simulate(
+    graph: TaskGraph,
+    *,
+    tolerance: float = 0.0,
+    progress: Callable[[float], None] | None = None,
+    compiled: bool | None = None,
+) -> SimulationResult:
+    """Times of every task when flows share links by max-min fairness.
+
+    With tolerance 0 each rate is the exact max-min rate at each instant, to rounding. With a tolerance in (0, 1), flows
+    that one event touches may end together: each with at most tolerance * amount still to move; and a flow may begin early
+    by at most tolerance * the time that it would take alone. So the result is the exact one of a graph whose amounts and
+    starts differ from those given by at most that; `reached_tolerance` says by how much.
+
+    `progress` is called with the share of tasks done, now and then. `compiled` chooses the compiled kernel or the plain
+    one; by default large graphs are compiled where Numba is installed. Both give the same bits.
+
+    Raises InputError for a tolerance outside [0, 1) and for compiled=True without Numba.
+    """
+    if not 0.0 <= tolerance < 1.0:
+        raise InputError(f"tolerance: found {tolerance!r}, expected a share in [0, 1)")
+    state = _lower(graph)
+    run = _choose_kernel(graph.n_tasks, compiled)
+    is_plain = run is kernel
+    if is_plain:
+        columns = kernel.State(*(column.tolist() for column in state))
+    else:
+        columns = state
+    while not run.advance(columns, float(tolerance), _SOLVES_A_REPORT):
+        if progress is not None:
+            progress(int(columns.counts[kernel.N_DONE]) / graph.n_tasks)
+    assert columns.counts[kernel.N_DONE] == graph.n_tasks, "the kernel stopped before its tasks did"
+    if progress is not None:
+        progress(1.0)
+    return _result(graph, columns)
+
+
+def _result(graph: TaskGraph, columns: kernel.State) -> SimulationResult:
+    finish_s = np.array(columns.task_times[kernel.FINISH_S])
+    owner = np.repeat(np.arange(graph.n_tasks), np.diff(graph.route_ptr))
+    link_amount = np.bincount(graph.route_links, graph.amount[owner], graph.n_links).astype(np.float64)
+    has_capacity = graph.capacity > 0
+    return SimulationResult(
+        ready_s=np.array(columns.task_times[kernel.READY_S]),
+        start_s=np.array(columns.task_times[kernel.START_S]),
+        finish_s=finish_s,
+        makespan_s=float(finish_s.max(initial=0.0)),
+        link_busy_s=np.divide(link_amount, graph.capacity, out=np.zeros(graph.n_links), where=has_capacity),
+        link_amount=link_amount,
+        n_events=int(columns.counts[kernel.N_SOLVES]),
+        reached_tolerance=float(columns.reached[0]),
+    )
+
+
+def _lower(graph: TaskGraph) -> Any:
+    """The kernel's columns, as arrays, at time 0 with the tasks that wait for none made due."""
+    n, m = graph.n_tasks, graph.n_links
+    class_of, first = _classes(graph)
+    k = len(first)
+    lengths = np.diff(graph.route_ptr)[first]
+    route_ptr = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.repeat(graph.route_ptr[first] - route_ptr[:-1], lengths) + np.arange(route_ptr[-1])
+    route_link = graph.route_links[places].astype(np.int64)
+    e = len(route_link)
+    cap = graph.cap[first]
+    peak = np.minimum(cap, np.minimum.reduceat(graph.capacity[route_link], route_ptr[:-1])) if e else cap
+    flows = class_of >= 0
+    with np.errstate(invalid="ignore"):
+        hold_s = np.where(flows | (graph.amount == 0), 0.0, graph.amount / graph.cap)
+    next_ptr, next_tasks = _reversed(graph)
+    n_missing = np.diff(graph.dep_ptr)
+    due = np.flatnonzero(n_missing == 0)
+    due = due[np.lexsort((due, graph.start_s[due] + graph.delay_s[due]))]  # a sorted array is a heap
+    n_leaves = 1 << max(k - 1, 0).bit_length()
+    counts = np.zeros(10, np.int64)
+    counts[kernel.N_DUE] = len(due)
+    counts[kernel.N_TASKS], counts[kernel.N_LINKS] = n, m
+    counts[kernel.N_LEAVES] = n_leaves
+
+    task_times = np.zeros((8, n))
+    task_times[kernel.DELAY_S] = graph.delay_s
+    task_times[kernel.AMOUNT] = graph.amount
+    task_times[kernel.HOLD_S] = hold_s
+    task_times[kernel.READY_S] = graph.start_s
+    task_times[kernel.DUE_S, : len(due)] = graph.start_s[due] + graph.delay_s[due]
+    task_codes = np.zeros((6, n), np.int64)
+    task_codes[kernel.CLASS] = class_of
+    task_codes[kernel.N_MISSING] = n_missing
+    task_codes[kernel.NEXT_FROM], task_codes[kernel.NEXT_TO] = next_ptr[:-1], next_ptr[1:]
+    task_codes[kernel.DUE_CODE, : len(due)] = due
+    class_rates = np.zeros((10, k))
+    class_rates[kernel.CAP], class_rates[kernel.WEIGHT], class_rates[kernel.PEAK] = cap, graph.weight[first], peak
+    class_codes = np.zeros((10, k), np.int64)
+    class_codes[kernel.ROUTE_FROM], class_codes[kernel.ROUTE_TO] = route_ptr[:-1], route_ptr[1:]
+    class_codes[kernel.QUEUE_FROM] = _starts(np.bincount(class_of[flows], minlength=k))
+    class_codes[kernel.BOTTLENECK] = -1
+    link_rates = np.zeros((6, m))
+    link_rates[kernel.CAPACITY] = graph.capacity
+    link_codes = np.zeros((8, m), np.int64)
+    link_codes[kernel.MEMBERS_FROM] = _starts(np.bincount(route_link, minlength=m))
+    slots = np.zeros((4, e), np.int64)
+    slots[kernel.LINK] = route_link
+    return kernel.State(
+        task_times, task_codes, class_rates, class_codes, link_rates, link_codes, slots, next_tasks,
+        np.full(2 * n_leaves, np.inf), np.zeros(m + k), np.zeros(m + k, np.int64), counts, np.zeros(1),
+    )  # fmt: skip
+
+
+def _starts(counts: Ints) -> Ints:
+    """Where each of consecutive runs of these lengths begins."""
+    return np.cumsum(counts) - counts
+
+
+def _classes(graph: TaskGraph) -> tuple[Ints, Ints]:
+    """Class of each task (-1: shares nothing) and the first task of each class; classes are numbered by first task.
+
+    Exact without a hash: the columns (cap, weight, length, then link by link of the route) refine the partition in turn.
+    """
+    lengths = np.diff(graph.route_ptr)
+    class_of = np.full(graph.n_tasks, -1)
+    flows = np.flatnonzero((graph.amount > 0) & (lengths > 0))
+    if not len(flows):
+        return class_of, np.zeros(0, np.int64)
+    label = np.zeros(len(flows), np.int64)
+    for column in (graph.cap, graph.weight, lengths):
+        values = column[flows]
+        if (values != values[0]).any():
+            label = _refined(label, np.unique(values, return_inverse=True)[1])
+    n_labels = int(label.max()) + 1
+    for at in range(int(lengths[flows].max())):
+        reach = np.flatnonzero(lengths[flows] > at)
+        links = graph.route_links[graph.route_ptr[flows[reach]] + at].astype(np.int64)
+        finer = _refined(label[reach], links)
+        # Labels of routes that end here stay; lengths are already apart, so no route shares a label with a longer one.
+        label[reach] = finer + n_labels
+        n_labels += int(finer.max()) + 1
+    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    class_of[flows] = rank[inverse]
+    return class_of, flows[first[order]]
+
+
+def _refined(label: Ints, values: Ints) -> Ints:
+    """Labels 0.. that are equal where both label and value are."""
+    return np.unique(label * (int(values.max()) + 1) + values, return_inverse=True)[1]
+
+
+def _reversed(graph: TaskGraph) -> tuple[Ints, Ints]:
+    """CSR of the tasks that wait for each task."""
+    owner = np.repeat(np.arange(graph.n_tasks), np.diff(graph.dep_ptr))
+    order = np.argsort(graph.dep_tasks, kind="stable")
+    counts = np.bincount(graph.dep_tasks, minlength=graph.n_tasks)
+    return np.concatenate([[0], np.cumsum(counts)]), owner[order]
+
+
+def _choose_kernel(n_tasks: int, compiled: bool | None) -> ModuleType:
+    if compiled is False or (compiled is None and n_tasks < COMPILE_FROM_TASKS):
+        return kernel
+    try:
+        return _compiled_kernel()
+    except ImportError:
+        if compiled:
+            raise InputError("compiled=True: Numba isn't installed; install it, or leave `compiled` out") from None
+        return kernel
+
+
+@cache
+def _compiled_kernel() -> ModuleType:
+    """A second copy of the kernel module whose functions Numba compiles at their first call, or loads from its cache."""
+    import numba
+
+    spec = importlib.util.find_spec(kernel.__name__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in kernel.FUNCTIONS:
+        setattr(module, name, numba.njit(cache=True)(getattr(module, name)))
+    return module

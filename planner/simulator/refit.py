@@ -1,0 +1,76 @@
+"""A plan's predicted timeline: its steps as tasks, run by the event kernel."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.backends.costs import tasks_of
+from shardroute.planner.plans import Plan
+from shardroute.planner.simulator.engine import simulate
+from shardroute.planner.timelines import Timeline
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.machines import MachineKind
+from shardroute.topologies.topologies import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A link (or the host's cores) in use: bytes through it, and the seconds that these take at its full rate."""
+
+    name: str
+    n_bytes: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """When a plan's steps are predicted to run, and what they use, busiest first (ties by link number)."""
+
+    timeline: Timeline
+    resources: tuple[Resource, ...]
+    n_events: int
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds from start to the last arrival."""
+        return self.timeline.total_s
+
+
+def predict(
+    plan: Plan,
+    calibration: Calibration,
+    topology: Topology | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Prediction:
+    """Simulate the plan on its own topology, or on another one with at least as many GPUs (rank i on GPU i).
+
+    Raises InputError when the topology is too small or the calibration doesn't fit its kind.
+    """
+    topology = plan.topology if topology is None else topology
+    if topology.n_gpus < plan.problem.n_ranks:
+        raise InputError(
+            f"{topology.machine.name} x {topology.n_units} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks"
+        )
+    tasks = tasks_of(plan, topology, calibration)
+    result = simulate(tasks.graph, progress=progress)
+    n_steps = len(plan.steps)
+    start_s, end_s = (
+        _spans(result.ready_s, result.finish_s, tasks.first) if n_steps else (np.zeros(0), np.zeros(0))
+    )
+    source = f"{topology.machine.name} x {topology.n_units}, {calibration.library} ({calibration.measured})"
+    used = np.flatnonzero(result.link_amount > 0)
+    order = used[np.argsort(-result.link_busy_s[used], kind="stable")]
+    n_bytes = np.array([tasks.n_bytes]) if topology.machine.kind is MachineKind.CPU else result.link_amount
+    resources = tuple(
+        Resource(tasks.links.name(i), round(n_bytes[i]), float(result.link_busy_s[i])) for i in order.tolist()
+    )
+    return Prediction(Timeline("predicted", plan.digest, source, start_s, end_s), resources, result.n_events)
+
+
+def _spans(
+    ready_s: NDArray[np.float64], finish_s: NDArray[np.float64], first: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return np.minimum.reduceat(ready_s, first[:-1]), np.maximum.reduceat(finish_s, first[:-1])

@@ -1,0 +1,108 @@
+"""When each step of a plan began and ended, predicted or measured; and its file.
+
+Rule: row i is step i of the plan whose digest the timeline carries, whoever made it, so comparing is a join on the row.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.topologies.errors import InputError
+
+FORMAT = "shardroute-timeline"
+SCHEMA = 1
+
+
+class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a run checked after it had moved everything: destination bytes compared, and how many were wrong."""
+
+    bytes: int
+    mismatches: int
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    schema: int
+    kind: Literal["predicted", "measured"]
+    digest: str
+    source: str
+    start_s: list[float]
+    end_s: list[float]
+    verified: Verified | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """Spans of a plan's steps, seconds from the start of the run.
+
+    kind      "predicted" or "measured"
+    digest    of the plan
+    source    what made it: machine and calibration, or transport and machine
+    start_s, end_s   float64[n_steps]: when the driving rank began the step, when all of it had arrived
+    verified  for measured ones: the check of the destination bytes
+
+    Raises InputError when the columns differ in length, aren't finite, or a step ends before it starts.
+    """
+
+    kind: Literal["predicted", "measured"]
+    digest: str
+    source: str
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    verified: Verified | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "end_s"):
+            column = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        if self.start_s.shape != self.end_s.shape or self.start_s.ndim != 1:
+            raise InputError(
+                f"timeline: {len(self.start_s)} starts and {len(self.end_s)} ends; expected one of each a step"
+            )
+        if (
+            not np.isfinite(self.end_s).all()
+            or not (self.start_s >= 0).all()
+            or (self.start_s > self.end_s).any()
+        ):
+            raise InputError("timeline: a step starts before 0, ends before it starts, or has no finite time")
+
+    @property
+    def total_s(self) -> float:
+        """Seconds until the last step ended; 0 for a plan without steps."""
+        return float(self.end_s.max(initial=0.0))
+
+
+def save_timeline(timeline: Timeline, path: str | Path) -> None:
+    """Write the timeline as JSON."""
+    file = _File(
+        FORMAT, SCHEMA, timeline.kind, timeline.digest, timeline.source,
+        timeline.start_s.tolist(), timeline.end_s.tolist(), timeline.verified,
+    )  # fmt: skip
+    try:
+        Path(path).write_bytes(msgspec.json.encode(file) + b"\n")
+    except OSError as error:
+        raise InputError(f"can't write the timeline to {path}: {error.strerror}") from error
+
+
+def load_timeline(path: str | Path) -> Timeline:
+    """Read a timeline that `simulate -o` or `run -o` wrote. Raises InputError for anything else."""
+    try:
+        file = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+    except OSError as error:
+        raise InputError(
+            f"no timeline file {path}; `shardroute simulate PLAN -o {path}` or `run PLAN -o {path}` writes one"
+        ) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a shardroute timeline, or cut short ({error})") from error
+    if file.format != FORMAT or file.schema != SCHEMA:
+        raise InputError(
+            f"{path}: says {file.format!r} schema {file.schema}; expected {FORMAT!r} schema {SCHEMA}"
+        )
+    return Timeline(
+        file.kind, file.digest, file.source, np.array(file.start_s), np.array(file.end_s), file.verified
+    )

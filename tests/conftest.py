@@ -1,0 +1,31 @@
+"""What every test runs under: the repository's path, Hypothesis' profiles, a terminal that never varies."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A deadline would measure this machine's load, not the code. CI draws the same examples every time, so that
+# a change fails for what it changed; runs by hand keep looking for new ones.
+settings.register_profile("developer", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The root of the repository."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_terminal() -> Iterator[None]:
+    """Tables come out 110 columns wide and without colour, whatever terminal the tests are started from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "110")
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("TERM", "dumb")
+        patch.delenv("FORCE_COLOR", raising=False)
+        yield
