@@ -56,10 +56,12 @@ class Cells:
 class Programs:
     """What all ranks need to run a plan: columns only, so that they can lie in memory that processes share.
 
-    target_at, arena_bytes   int64[n_ranks]: where what a run may write begins in each arena, and its end
+    target_at, slots_at, arena_bytes   int64[n_ranks]: where the target buffers, which a run may write, begin in each arena; where
+                                       its slots do; its end
     """
 
     target_at: Ints
+    slots_at: Ints
     arena_bytes: Ints
     actions: Actions
     cells: Cells
@@ -105,7 +107,7 @@ def compile_plan(plan: Plan) -> tuple[Programs, Buffers]:
     meets = (np.diff(cell_ptr)[step] > 1) & (np.diff(block_ptr) > 0)
     actions = Actions(np.searchsorted(rank, np.arange(plan.problem.n_ranks + 1)), step, cell_of, meets, wait_ptr, wait, block_ptr)
     buffers = memory.buffers
-    return Programs(buffers.target_at, buffers.arena_bytes, actions, cells, blocks, forms, memory.holdings()), buffers
+    return Programs(buffers.target_at, buffers.slots_at, buffers.arena_bytes, actions, cells, blocks, forms, memory.holdings()), buffers
 
 
 def _drivers(plan: Plan) -> tuple[Ints, Ints]:

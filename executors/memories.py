@@ -10,6 +10,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.strides import coalesce
 from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
 from shardroute.planner.plans import Plan, ranges
 from shardroute.planner.problems import DTYPES, Layout
@@ -62,24 +63,25 @@ class Holdings:
     ptr        int64[n_ranks + 1]   rank r has rows ptr[r] to ptr[r + 1]
     target     bool[n]              on the target side
     tensor     int32[n]
-    box        int64[n]             row of `lo`, `extent` and `strides`
     address    int64[n]             of the fragment's first element
-    lo, extent, strides   int64[n_boxes, n_dims]: the distinct boxes; strides in elements. Tensors with fewer dims than others
-                          have leading dims of extent 1
-    index_strides         int64[n_tensors, n_dims]: row-major strides of the whole tensor
-    itemsize   int64[n_tensors]
+    box        int64[n]             row of the columns that follow, which tensors of one class share
+    first      int64[n_boxes]       row-major index of the first element in the whole tensor
+    count, index_stride, stride   int64[n_boxes, n_dims]: extents with as few dims as possible (leading ones are 1), and what one
+                                  step along each adds to the index and to the address (bytes)
+    itemsize, n_elements          int64[n_tensors]
     """
 
     ptr: Ints
     target: NDArray[np.bool_]
     tensor: NDArray[np.int32]
-    box: Ints
     address: Ints
-    lo: Ints
-    extent: Ints
-    strides: Ints
-    index_strides: Ints
+    box: Ints
+    first: Ints
+    count: Ints
+    index_stride: Ints
+    stride: Ints
     itemsize: Ints
+    n_elements: Ints
 
 
 class Memory:
@@ -193,13 +195,19 @@ class Memory:
         rank = self.box_rank[self._row_box]
         target = self._row_box >= self._box_base[len(self.plan.problem.classes)]
         order = np.lexsort((self._row_tensor, target, rank))
-        shapes = np.ones((len(self.itemsize), self.n_dims), dtype=np.int64)
-        for i, tensor in enumerate(self.plan.problem.tensors):
-            shapes[i, self.n_dims - len(tensor.shape) :] = tensor.shape
+        classes = self.plan.problem.classes
+        shape = np.ones((2 * len(classes), self.n_dims), dtype=np.int64)
+        for i, cls in enumerate(classes * 2):
+            shape[i, self.n_dims - len(cls.shape) :] = cls.shape
+        group = np.repeat(np.arange(2 * len(classes)), self._n_boxes)
+        index_strides = dense_strides(shape)[group]
+        count, index_stride, stride = coalesce(self.box_extent, index_strides, self.box_strides)
+        itemsize = np.tile(self.class_itemsize, 2)[group]
         return Holdings(
             np.searchsorted(rank[order], np.arange(self.plan.problem.n_ranks + 1)), target[order],
-            self._row_tensor[order].astype(np.int32), self._row_box[order], self._address[order],
-            self.box_lo, self.box_extent, self.box_strides, dense_strides(shapes), self.itemsize,
+            self._row_tensor[order].astype(np.int32), self._address[order], self._row_box[order],
+            (self.box_lo * index_strides).sum(axis=1), count, index_stride, stride * itemsize[:, None],
+            self.itemsize, np.array([t.n_elements for t in self.plan.problem.tensors], dtype=np.int64),
         )  # fmt: skip
 
     def piece_number(self, tensor: NDArray[np.int32], piece: NDArray[np.int32]) -> Ints:

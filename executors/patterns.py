@@ -7,29 +7,30 @@ written can't pass for one that was.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.blocks import coalesce
 from shardroute.executors.memories import Holdings
-from shardroute.planner.layouts.fragments import Ints
+
+Words: TypeAlias = NDArray[np.unsignedinteger]
 
 SENTINEL = 0xA4  # even, see the rule above; otherwise arbitrary
 # Elements worked on at a time: their 4-byte words and one scratch array stay within a 1 MiB level-2 cache.
 _TILE = 2**16
-# Odd multipliers that spread neighbours over all bits: 2^32 and 2^64 over the golden ratio (Knuth, TAOCP 6.4), and the second
-# steps of MurmurHash3's 32-bit and SplitMix64's finalisers.
+# Word bytes: (odd multiplier, shift, second odd multiplier). The first is 2^32 or 2^64 over the golden ratio (Knuth, TAOCP 6.4), the
+# others are steps of the finalisers of MurmurHash3 (32 bits) and SplitMix64.
 _MIX = {4: (0x9E3779B1, 16, 0x85EBCA6B), 8: (0x9E3779B97F4A7C15, 31, 0x94D049BB133111EB)}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What verifying one rank's arena found; counts are of bytes, -1 where there is no first one.
+    """What verifying one rank's arena found; counts are of bytes, and tensor, index and stray are -1 where nothing is wrong.
 
     n_bytes   compared in destination fragments        n_wrong   of them, bytes that differ
-    tensor, index    the first wrong element: its tensor and its row-major index in the whole tensor
-    n_stray   bytes outside of all fragments that changed        stray   address of the first
+    tensor, index    the first wrong element in memory order: its tensor and its row-major index in the whole tensor
+    n_stray   bytes of target buffers outside of all fragments that changed        stray   address of the first
     """
 
     n_bytes: int
@@ -40,12 +41,27 @@ class Finding:
     stray: int
 
 
+def pattern(index: Words, tensor: int, itemsize: int) -> Words:
+    """The elements of `tensor` at these row-major indices (4-byte words, or 8-byte ones), as unsigned integers; overwrites `index`."""
+    size = index.dtype.itemsize
+    first, shift, second = _MIX[size]
+    word = index.dtype.type
+    # Tensors differ by an offset that is far, on the circle of words, from any index; 2^(bits) over pi scatters it.
+    index += word(tensor * (int(2 ** (8 * size) / np.pi) | 1) % 2 ** (8 * size))
+    index *= word(first)
+    index ^= index >> word(shift)
+    index *= word(second)
+    index >>= word(8 * (size - itemsize))
+    index |= word(1)
+    return index.astype(f"u{itemsize}")
+
+
 def fill_sources(arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
     """Write the pattern into every source fragment of the rank."""
-    for row in range(int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])):
-        if not holdings.target[row]:
-            for view, _, values in _tiles(arena, holdings, row):
-                view[...] = values
+    for row in _rows(holdings, rank, target=False):
+        view = _view(arena, holdings, row)
+        for part, base, strides in _tiles(view, holdings, row):
+            part[...] = _values(holdings, row, part.shape, base, strides)
 
 
 def arm(arena: NDArray[np.uint8], target_at: int) -> None:
@@ -58,21 +74,22 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
 
     First all fragments with the pattern; then, with the sentinel put back into these, everything with the sentinel.
     """
-    rows = [r for r in range(int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])) if holdings.target[r]]
     n_bytes = n_wrong = 0
     tensor = index = stray = -1
-    for row in rows:
-        for view, indices, values in _tiles(arena, holdings, row):
-            n_bytes += view.nbytes
-            wrong = view != values
+    for row in _rows(holdings, rank, target=True):
+        for part, base, strides in _tiles(_view(arena, holdings, row), holdings, row):
+            values = _values(holdings, row, part.shape, base, strides)
+            n_bytes += part.nbytes
+            wrong = part != values
             if not wrong.any():
                 continue
             if tensor < 0:
-                tensor, index = int(holdings.tensor[row]), int(indices()[np.unravel_index(int(np.argmax(wrong)), wrong.shape)])
-            difference = view[wrong] ^ values[wrong].astype(view.dtype)
-            n_wrong += int(np.count_nonzero(difference.view(np.uint8)))
-    for row in rows:
-        _view(arena, holdings, row)[0][...] = np.frombuffer(bytes([SENTINEL]) * 8, dtype=f"u{holdings.itemsize[holdings.tensor[row]]}")[0]
+                at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                tensor, index = int(holdings.tensor[row]), base + int(np.dot(np.array(at, dtype=np.int64), strides))
+            n_wrong += int(np.count_nonzero((part[wrong] ^ values[wrong]).view(np.uint8)))
+    for row in _rows(holdings, rank, target=True):
+        view = _view(arena, holdings, row)
+        view[...] = np.frombuffer(bytes([SENTINEL]) * view.dtype.itemsize, dtype=view.dtype)[0]
     changed = np.flatnonzero(arena[target_at:slots_at] != SENTINEL)
     if len(changed):
         stray = target_at + int(changed[0])
@@ -80,43 +97,47 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
     return Finding(n_bytes, n_wrong, tensor, index, len(changed), stray)
 
 
-def _view(arena: NDArray[np.uint8], holdings: Holdings, row: int) -> tuple[NDArray[np.unsignedinteger], list[int], int]:
-    """A fragment as an array over its arena, the row-major index strides of its dims in the whole tensor, and its first index."""
-    box, tensor = int(holdings.box[row]), int(holdings.tensor[row])
-    itemsize = int(holdings.itemsize[tensor])
-    first = int(holdings.lo[box] @ holdings.index_strides[tensor])
-    extent, index_strides, strides = (x[0] for x in coalesce(
-        holdings.extent[box : box + 1], holdings.index_strides[tensor : tensor + 1], holdings.strides[box : box + 1]
-    ))  # fmt: skip
-    view: NDArray[np.unsignedinteger] = np.ndarray(
-        tuple(extent.tolist()), f"u{itemsize}", arena, int(holdings.address[row]), tuple((strides * itemsize).tolist())
-    )
-    return view, index_strides.tolist(), first
+def _rows(holdings: Holdings, rank: int, *, target: bool) -> list[int]:
+    first, last = int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])
+    rows: list[int] = (np.flatnonzero(holdings.target[first:last] == target) + first).tolist()
+    return rows
 
 
-def _tiles(arena: NDArray[np.uint8], holdings: Holdings, row: int) -> Iterator[tuple[NDArray[np.unsignedinteger], "_Indices", NDArray[np.unsignedinteger]]]:
-    """A fragment in tiles: the memory, a function that gives its elements' indices, and the values that belong there."""
-    view, index_strides, first = _view(arena, holdings, row)
+def _view(arena: NDArray[np.uint8], holdings: Holdings, row: int) -> Words:
+    """The fragment as an array of unsigned integers over its arena."""
+    box = holdings.box[row]
+    dtype = f"u{holdings.itemsize[holdings.tensor[row]]}"
+    shape, strides = tuple(holdings.count[box].tolist()), tuple(holdings.stride[box].tolist())
+    return np.ndarray(shape, dtype, arena.data, int(holdings.address[row]), strides)
+
+
+def _tiles(view: Words, holdings: Holdings, row: int) -> Iterator[tuple[Words, int, list[int]]]:
+    """The fragment in parts of at most _TILE elements: the part, its first element's index, index strides along its dims."""
+    box = holdings.box[row]
+    yield from _cut(view, int(holdings.first[box]), holdings.index_stride[box].tolist())
+
+
+def _cut(view: Words, base: int, strides: list[int]) -> Iterator[tuple[Words, int, list[int]]]:
+    if view.size <= _TILE:
+        yield view, base, strides
+        return
+    inner = view.size // view.shape[0]
+    step = max(1, _TILE // inner)
+    for start in range(0, view.shape[0], step):
+        part, at = view[start : start + step], base + start * strides[0]
+        if inner > _TILE:
+            yield from _cut(part[0], at, strides[1:])
+        else:
+            yield part, at, strides
+
+
+def _values(holdings: Holdings, row: int, shape: tuple[int, ...], base: int, strides: list[int]) -> Words:
     tensor = int(holdings.tensor[row])
-    n_elements = int(holdings.index_strides[tensor, 0]) * 2**32 if view.ndim else 1
-    for starts, shape in cut(view.shape, _TILE):
-        part = view[tuple(slice(a, a + n) for a, n in zip(starts, shape, strict=True))]
-        base = first + sum(a * s for a, s in zip(starts, index_strides, strict=True))
-        indices = _Indices(base, shape, index_strides)
-        yield part, indices, pattern(indices, tensor, part.dtype.itemsize)
-    del n_elements
-
-
-@dataclass(frozen=True, slots=True)
-class _Indices:
-    base: int
-    shape: tuple[int, ...]
-    strides: list[int]
-
-    def __call__(self, dtype: type = np.uint64) -> Ints:
-        mask = 2 ** (8 * np.dtype(dtype).itemsize) - 1
-        total = np.full((1,) * len(self.shape), self.base & mask, dtype=dtype)
-        for dim, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
-            along = (np.arange(n, dtype=np.uint64) * np.uint64(stride)).astype(dtype)
-            total = total + along.reshape(-1, *(1,) * (len(self.shape) - dim - 1))
-        return total
+    itemsize = int(holdings.itemsize[tensor])
+    word: type[np.uint32 | np.uint64] = np.uint32 if itemsize <= 4 and holdings.n_elements[tensor] <= 2**32 else np.uint64
+    bits = 8 * np.dtype(word).itemsize
+    index: Words = np.full((1,) * len(shape), base % 2**bits, dtype=word)
+    for dim, (n, stride) in enumerate(zip(shape, strides, strict=True)):
+        along = np.arange(n, dtype=np.uint64) * np.uint64(stride % 2**64)
+        index = index + along.astype(word).reshape(-1, *(1,) * (len(shape) - dim - 1))
+    return pattern(index, tensor, itemsize)

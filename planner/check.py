@@ -121,7 +121,8 @@ def _check_disjoint(boxes: Boxes, shape: tuple[int, ...]) -> None:
     first = [np.searchsorted(c, boxes.lo[:, d]) for d, c in enumerate(cuts)]
     last = [np.searchsorted(c, boxes.hi[:, d]) for d, c in enumerate(cuts)]
     for k in range(len(boxes.lo)):
-        cells = painted[(*(slice(first[d][k], last[d][k]) for d in range(len(shape))), ...)]
+        inside = tuple(slice(first[d][k], last[d][k]) for d in range(len(shape)))
+        cells = painted[inside] if inside else painted.reshape(-1)
         if cells.any():
             raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} overlaps another piece")
         cells[...] = True
@@ -139,7 +140,7 @@ def _check_filled(target: Fragments, boxes: Boxes) -> None:
 
 def _rows(plan: Plan, tables: _Tables, steps: Ints, ranks: NDArray[np.integer]) -> _Rows:
     entry, owner = ranges(plan.bundles.ptr, plan.steps.bundle[steps])
-    return _Rows(steps[owner], ranks[owner].astype(np.int64), tables.entry_piece[entry])
+    return _Rows(steps[owner], ranks[owner].astype(np.int64), tables.entry_piece[entry].astype(np.int64))
 
 
 def _deliveries(plan: Plan, tables: _Tables) -> _Rows:

@@ -168,9 +168,11 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
     }  # fmt: skip
     distinct = []
     for i, shape in enumerate(header.fragment_shapes):
-        boxy = {name: flat[name][i].reshape(lengths[i], n_dims[i]) for name in ("lo", "hi", "strides")}
-        line = {name: flat[name][i] for name in ("rank", "buffer", "offset", "buffer_size")}
-        distinct.append(Fragments(shape=tuple(shape), **line, **boxy))
+        lo, hi, strides = (flat[name][i].reshape(lengths[i], n_dims[i]) for name in ("lo", "hi", "strides"))
+        rank, buffer = (flat[name][i].astype(np.int32) for name in ("rank", "buffer"))
+        distinct.append(
+            Fragments(tuple(shape), rank, lo, hi, buffer, flat["offset"][i], strides, flat["buffer_size"][i])
+        )
     for head in header.tensors:
         if not (0 <= head.source < len(distinct) and 0 <= head.target < len(distinct)):
             raise PlanError(f"tensor {head.name}: layout number out of range")

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.layouts.fragments import Ints, volumes
 from shardroute.planner.problems import Problem
 from shardroute.topologies.errors import PlanError
 from shardroute.topologies.topologies import Topology
@@ -86,10 +86,10 @@ class _Columns:
 
     __slots__ = ()
 
-    def _freeze(self, dtypes: dict[str, type]) -> None:
+    def _freeze(self, dtypes: dict[str, type[np.integer]]) -> None:
         for name, dtype in dtypes.items():
             given = np.asarray(getattr(self, name))
-            column = np.ascontiguousarray(given, dtype=dtype)
+            column: NDArray[np.generic] = np.ascontiguousarray(given, dtype=dtype)
             if given.ndim != 1 or (given.dtype != column.dtype and (given != column).any()):
                 raise PlanError(f"column {name}: expected a list of {np.dtype(dtype).name} values")
             column.setflags(write=False)
@@ -185,7 +185,7 @@ class Boxes:
     @property
     def n_elements(self) -> Ints:
         """Elements in each box."""
-        return (self.hi - self.lo).prod(axis=1, dtype=np.int64)
+        return volumes(self.lo, self.hi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +270,7 @@ class Plan:
     @cached_property
     def bundle_bytes(self) -> NDArray[np.int64]:
         """Bytes of each bundle."""
-        total = np.concatenate([[0], np.cumsum(self.entry_bytes)])
+        total: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.entry_bytes)])
         return total[self.bundles.ptr[1:]] - total[self.bundles.ptr[:-1]]
 
     @cached_property

@@ -82,7 +82,8 @@ class Job:
 
 def megatron_buffers(model: Model, job: Job) -> Buffers:
     """Rank and name to content of every buffer of a Megatron-Core job; PADDING where no element is."""
-    w, out = whole_tensors(model), {}
+    w = whole_tensors(model)
+    out: Buffers = {}
     per_stage = job.tp * job.cp * job.dp
     first_layer = 0
     for stage, n_layers in enumerate(job.stages):
@@ -92,9 +93,7 @@ def megatron_buffers(model: Model, job: Job) -> Buffers:
             ep = in_stage // job.etp % job.ep
             held: dict[str, Array] = {}
             if first:
-                held["embedding.word_embeddings.weight"] = _rows(
-                    w["model.embed_tokens.weight"], t, job.tp, 128 * job.tp
-                )
+                held["embedding.word_embeddings.weight"] = _rows(w["model.embed_tokens.weight"], t, job.tp, 128 * job.tp)
             if last:
                 held["decoder.final_layernorm.weight"] = w["model.norm.weight"]
                 if "lm_head.weight" in w or not first:
@@ -154,7 +153,8 @@ def _megatron_layer(
 
 def vllm_buffers(model: Model, job: Job, first_rank: int = 0) -> Buffers:
     """Rank and name to content of every buffer of a vLLM job; PADDING where no element is."""
-    w, out, rank = whole_tensors(model), {}, first_rank
+    w, rank = whole_tensors(model), first_rank
+    out: Buffers = {}
     for _replica in range(job.dp):
         first_layer = 0
         for stage, n_layers in enumerate(job.stages):
@@ -175,9 +175,7 @@ def vllm_buffers(model: Model, job: Job, first_rank: int = 0) -> Buffers:
     return out
 
 
-def _vllm_layer(
-    model: Model, w: dict[str, Array], layer: int, t: int, tp: int, n_ep: int
-) -> dict[str, Array]:
+def _vllm_layer(model: Model, w: dict[str, Array], layer: int, t: int, tp: int, n_ep: int) -> dict[str, Array]:
     prefix = f"model.layers.{layer}."
     held = {}
     for name in (
@@ -198,26 +196,20 @@ def _vllm_layer(
         held[prefix + f"self_attn.qkv_proj.{kind}"] = np.concatenate(mine)
     held[prefix + "self_attn.o_proj.weight"] = np.split(w[prefix + "self_attn.o_proj.weight"], tp, axis=1)[t]
     if prefix + "mlp.gate.weight" not in w:
-        held |= _dense_mlp(
-            w, prefix, prefix + "mlp.gate_up_proj.", prefix + "mlp.down_proj.weight", t, tp
-        )
+        held |= _dense_mlp(w, prefix, prefix + "mlp.gate_up_proj.", prefix + "mlp.down_proj.weight", t, tp)
         return held
     gate, up, down = (w[prefix + f"mlp.experts.*.{p}_proj.weight"] for p in ("gate", "up", "down"))
     if n_ep > 1:
         local, n_tp, slice_of = np.array_split(np.arange(model.n_experts), n_ep)[t].tolist(), 1, 0
     else:
         local, n_tp, slice_of = list(range(model.n_experts)), tp, t
-    w13 = [
-        np.concatenate([np.split(gate[e], n_tp)[slice_of], np.split(up[e], n_tp)[slice_of]]) for e in local
-    ]
+    w13 = [np.concatenate([np.split(gate[e], n_tp)[slice_of], np.split(up[e], n_tp)[slice_of]]) for e in local]
     held[prefix + "mlp.experts.w13_weight"] = np.stack(w13)
     held[prefix + "mlp.experts.w2_weight"] = np.stack([np.split(down[e], n_tp, axis=1)[slice_of] for e in local])
     return held
 
 
-def _dense_mlp(
-    w: dict[str, Array], old: str, gate_up: str, down: str, t: int, tp: int
-) -> dict[str, Array]:
+def _dense_mlp(w: dict[str, Array], old: str, gate_up: str, down: str, t: int, tp: int) -> dict[str, Array]:
     held = {down: np.split(w[old + "mlp.down_proj.weight"], tp, axis=1)[t]}
     for kind in ("weight", "bias"):
         if old + f"mlp.gate_proj.{kind}" in w:

@@ -1,6 +1,7 @@
 """`shardroute plan`: from a model or a bare tensor and two layouts to a plan file and its numbers."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -154,7 +155,7 @@ def plan_command(
         print_facts(f"plan written to {output}", [])
 
 
-def _refuse(chosen: str, others: dict[str, object]) -> None:
+def _refuse(chosen: str, others: Mapping[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise InputError(f"{chosen} and {given[0]} don't go together: a plan is of a model or of a bare tensor")

@@ -25,6 +25,11 @@ def dense_strides(extent: Ints) -> Ints:
     return strides
 
 
+def volumes(lo: Ints, hi: Ints) -> Ints:
+    """Elements in each of the boxes whose corners are the rows of `lo` and `hi`."""
+    return np.asarray((hi - lo).prod(axis=1, dtype=np.int64))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments:
     """Fragments of one tensor shape, one per row. All columns have length n; boxes are half open.
@@ -113,7 +118,7 @@ class Fragments:
     @property
     def n_elements(self) -> Ints:
         """Elements in each box, int64[n]."""
-        return self.extent.prod(axis=1, dtype=np.int64)
+        return volumes(self.lo, self.hi)
 
     @classmethod
     def dense(cls, shape: Sequence[int], rank: Sequence[int] | Ranks, lo: Ints, hi: Ints) -> Self:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks, box_text
+from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks, box_text, volumes
 from shardroute.topologies.errors import InfeasibleError
 
 
@@ -37,7 +37,7 @@ class Pieces:
     @property
     def n_elements(self) -> Ints:
         """Elements in each piece, int64[n]."""
-        return (self.hi - self.lo).prod(axis=1, dtype=np.int64)
+        return volumes(self.lo, self.hi)
 
 
 class _RankSets:
@@ -75,9 +75,8 @@ def _paint(
     sets = _RankSets()
     grid = np.zeros([len(c) - 1 for c in cuts], dtype=np.int32)
     for lo, hi, ranks in boxes:
-        block = grid[
-            (*(slice(*np.searchsorted(c, (a, b))) for c, a, b in zip(cuts, lo, hi, strict=True)), ...)
-        ]
+        inside = tuple(slice(*np.searchsorted(c, (a, b))) for c, a, b in zip(cuts, lo, hi, strict=True))
+        block = grid[inside] if inside else grid.reshape(-1)  # a scalar's grid has no dims to slice
         for number in np.unique(block).tolist():
             block[block == number] = -1 - sets.union(number, ranks)
         np.subtract(-1, block, out=block)

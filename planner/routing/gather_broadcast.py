@@ -175,12 +175,23 @@ def _finish(
 ) -> Plan:
     none = np.zeros(0, np.int64)
     tensor, piece, offset = (np.concatenate([none, *(b[i] for b in draft.bundles)]) for i in range(3))
-    bundles = Bundles(np.cumsum([0, *(len(b[0]) for b in draft.bundles)]), tensor, piece, offset)
-    op, lane, bundle, src, dst, group, src_at, dst_at = np.array(draft.rows, dtype=np.int64).reshape(-1, 8).T
+    ptr = np.cumsum([0, *(len(b[0]) for b in draft.bundles)])
+    bundles = Bundles(ptr, tensor.astype(np.int32), piece.astype(np.int32), offset)
+    rows = np.array(draft.rows, dtype=np.int32).reshape(-1, 8)
+    op, lane, bundle, src, dst, group, src_at, dst_at = rows.T
     steps = Steps(
-        op=op, lane=lane, backend=np.full(len(op), backend), bundle=bundle, src=src, dst=dst, group=group, src_at=src_at, dst_at=dst_at,
-        after_ptr=np.cumsum([0, *(len(a) for a in draft.after)]), after=np.concatenate([none, *(np.array(a, dtype=np.int64) for a in draft.after)]),
-    )  # fmt: skip
+        op=op.astype(np.uint8),
+        lane=lane.astype(np.uint8),
+        backend=np.full(len(rows), backend, dtype=np.uint8),
+        bundle=bundle,
+        src=src,
+        dst=dst,
+        group=group,
+        src_at=src_at.astype(np.int16),
+        dst_at=dst_at.astype(np.int16),
+        after_ptr=np.cumsum([0, *(len(a) for a in draft.after)]),
+        after=np.array([step for after in draft.after for step in after], dtype=np.int32),
+    )
     largest = [max(draft.bucket_bytes[slot::2], default=0) for slot in (0, 1)]
     return Plan(
         "gather-broadcast", topology, problem, tuple(Boxes(p.lo, p.hi) for p in pieces), bundles, steps,

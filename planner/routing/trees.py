@@ -175,8 +175,8 @@ def _bundle(routes: _Routes, message_bytes: int) -> tuple[Bundles, Ints, Ints]:
     position = np.arange(len(starts)) - np.repeat(tree_starts, np.diff(np.append(tree_starts, len(starts))))
     bundles = Bundles(
         np.append(starts, len(order)),
-        routes.tensor[order],
-        routes.piece[order],
+        routes.tensor[order].astype(np.int32),
+        routes.piece[order].astype(np.int32),
         np.full(len(order), -1, dtype=np.int64),
     )
     return bundles, bundle_tree, position

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardroute.planner.simulator import kernel
+from shardroute.planner.simulator.classes import binding_routes, sort_flows
 from shardroute.planner.simulator.tasks import Floats, Ints, TaskGraph
 from shardroute.topologies.errors import InputError
 
@@ -96,12 +97,9 @@ def _result(graph: TaskGraph, columns: kernel.State) -> SimulationResult:
 def _lower(graph: TaskGraph) -> Any:
     """The kernel's columns, as arrays, at time 0 with the tasks that wait for none made due."""
     n, m = graph.n_tasks, graph.n_links
-    class_of, first = _classes(graph)
+    class_of, first = sort_flows(graph)
     k = len(first)
-    lengths = np.diff(graph.route_ptr)[first]
-    route_ptr = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.repeat(graph.route_ptr[first] - route_ptr[:-1], lengths) + np.arange(route_ptr[-1])
-    route_link = graph.route_links[places].astype(np.int64)
+    route_ptr, route_link = binding_routes(graph, first)
     e = len(route_link)
     cap = graph.cap[first]
     peak = np.minimum(cap, np.minimum.reduceat(graph.capacity[route_link], route_ptr[:-1])) if e else cap
@@ -131,15 +129,15 @@ def _lower(graph: TaskGraph) -> Any:
     task_codes[kernel.DUE_CODE, : len(due)] = due
     class_rates = np.zeros((10, k))
     class_rates[kernel.CAP], class_rates[kernel.WEIGHT], class_rates[kernel.PEAK] = cap, graph.weight[first], peak
-    class_codes = np.zeros((10, k), np.int64)
+    class_codes = np.zeros((10, k), np.int32)
     class_codes[kernel.ROUTE_FROM], class_codes[kernel.ROUTE_TO] = route_ptr[:-1], route_ptr[1:]
     class_codes[kernel.QUEUE_FROM] = _starts(np.bincount(class_of[flows], minlength=k))
     class_codes[kernel.BOTTLENECK] = -1
     link_rates = np.zeros((6, m))
     link_rates[kernel.CAPACITY] = graph.capacity
-    link_codes = np.zeros((8, m), np.int64)
+    link_codes = np.zeros((8, m), np.int32)
     link_codes[kernel.MEMBERS_FROM] = _starts(np.bincount(route_link, minlength=m))
-    slots = np.zeros((4, e), np.int64)
+    slots = np.zeros((4, e), np.int32)
     slots[kernel.LINK] = route_link
     return kernel.State(
         task_times, task_codes, class_rates, class_codes, link_rates, link_codes, slots, next_tasks,
@@ -150,42 +148,6 @@ def _lower(graph: TaskGraph) -> Any:
 def _starts(counts: Ints) -> Ints:
     """Where each of consecutive runs of these lengths begins."""
     return np.cumsum(counts) - counts
-
-
-def _classes(graph: TaskGraph) -> tuple[Ints, Ints]:
-    """Class of each task (-1: shares nothing) and the first task of each class; classes are numbered by first task.
-
-    Exact without a hash: the columns (cap, weight, length, then link by link of the route) refine the partition in turn.
-    """
-    lengths = np.diff(graph.route_ptr)
-    class_of = np.full(graph.n_tasks, -1)
-    flows = np.flatnonzero((graph.amount > 0) & (lengths > 0))
-    if not len(flows):
-        return class_of, np.zeros(0, np.int64)
-    label = np.zeros(len(flows), np.int64)
-    for column in (graph.cap, graph.weight, lengths):
-        values = column[flows]
-        if (values != values[0]).any():
-            label = _refined(label, np.unique(values, return_inverse=True)[1])
-    n_labels = int(label.max()) + 1
-    for at in range(int(lengths[flows].max())):
-        reach = np.flatnonzero(lengths[flows] > at)
-        links = graph.route_links[graph.route_ptr[flows[reach]] + at].astype(np.int64)
-        finer = _refined(label[reach], links)
-        # Labels of routes that end here stay; lengths are already apart, so no route shares a label with a longer one.
-        label[reach] = finer + n_labels
-        n_labels += int(finer.max()) + 1
-    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    class_of[flows] = rank[inverse]
-    return class_of, flows[first[order]]
-
-
-def _refined(label: Ints, values: Ints) -> Ints:
-    """Labels 0.. that are equal where both label and value are."""
-    return np.unique(label * (int(values.max()) + 1) + values, return_inverse=True)[1]
 
 
 def _reversed(graph: TaskGraph) -> tuple[Ints, Ints]:

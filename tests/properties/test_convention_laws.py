@@ -1,8 +1,11 @@
 import math
+from collections.abc import Callable
+from random import Random
 
 import numpy as np
 from framework_oracles import (
     PADDING,
+    Array,
     Buffers,
     Job,
     flat,
@@ -37,9 +40,7 @@ def refits(draw: st.DrawFn) -> tuple[Model, Job, Job]:
     n_heads = n_kv * draw(st.integers(1, 4))
     head_dim, n_layers = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     fits = [t for t in range(1, 9) if n_heads % t == 0 and (n_kv % t == 0 or t % n_kv == 0)]
-    train_tp = draw(
-        st.sampled_from([t for t in fits if (n_heads + 2 * n_kv) * head_dim % t == 0]), label="train_tp"
-    )
+    train_tp = draw(st.sampled_from([t for t in fits if (n_heads + 2 * n_kv) * head_dim % t == 0]), label="train_tp")
     vocab = draw(st.integers(1, 300))
     padded = -(-vocab // 64) * 64
     serve_tp = draw(st.sampled_from([t for t in fits if padded % t == 0]), label="serve_tp")
@@ -75,7 +76,7 @@ def refits(draw: st.DrawFn) -> tuple[Model, Job, Job]:
         stages=draw(stages(n_layers, MAX_RANKS // (train_tp * cp * smallest_dp))),
         tp=train_tp,
         cp=cp,
-        dp=smallest_dp,
+        dp=smallest_dp * draw(st.sampled_from([1, 2])),
         ep=ep,
         etp=etp,
     )
@@ -116,7 +117,7 @@ def test_vllm_fragments_put_every_element_where_vllm_puts_it(case: tuple[Model, 
 
 @given(refits(), st.randoms(use_true_random=False))
 @settings(max_examples=30)
-def test_moving_the_pieces_of_megatron_buffers_gives_vllm_buffers(case, random) -> None:  # type: ignore[no-untyped-def]
+def test_moving_the_pieces_of_megatron_buffers_gives_vllm_buffers(case: tuple[Model, Job, Job], random: Random) -> None:
     model, train, serve = case
     held = {key: b.ravel() for key, b in megatron_buffers(model, train).items()}
 
@@ -127,7 +128,7 @@ def test_moving_the_pieces_of_megatron_buffers_gives_vllm_buffers(case, random) 
     assert flat(received) == flat(vllm_buffers(model, serve, train.n_ranks))
 
 
-def moved(problem: Problem, held: Buffers, choose) -> Buffers:  # type: ignore[no-untyped-def]
+def moved(problem: Problem, held: Buffers, choose: Callable[[list[int]], int]) -> Buffers:
     """The buffers of the destination ranks after each needer copied each piece from some holder."""
     out: Buffers = {}
     for n, (source, target) in enumerate(zip(problem.source.fragments, problem.target.fragments, strict=True)):
@@ -145,10 +146,9 @@ def moved(problem: Problem, held: Buffers, choose) -> Buffers:  # type: ignore[n
     return out
 
 
-def piece_places(fragments: Fragments, i: int, lo: np.ndarray, hi: np.ndarray):  # type: ignore[no-untyped-def,type-arg]
-    inside = tuple(
-        slice(int(a), int(b)) for a, b in zip(lo - fragments.lo[i], hi - fragments.lo[i], strict=True)
-    )
+def piece_places(fragments: Fragments, i: int, lo: Array, hi: Array) -> Array:
+    """Where each element of the box [lo, hi) lies in the buffer of fragment i."""
+    inside = tuple(slice(int(a), int(b)) for a, b in zip(lo - fragments.lo[i], hi - fragments.lo[i], strict=True))
     return places(fragments, i)[inside]
 
 

@@ -1,0 +1,191 @@
+"""The transport `processes`: one operating-system process a rank on this machine, one memory that all share.
+
+The caller's side: it lays the programs and the arenas into a shared file, starts the ranks (see `ranks`), watches them, and ends
+them. Whatever happens, leaving the session kills what is left of its process group; memory and pipes have no names to leak.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from shardroute.executors.interpret import Programs, to_columns
+from shardroute.executors.patterns import Finding
+from shardroute.executors.ranks import RUNNING, Board
+from shardroute.executors.shared_files import create_shared_file, file_bytes
+from shardroute.executors.transports import Progress, Trial
+from shardroute.planner.plans import Op, Plan
+from shardroute.topologies.errors import InputError, RunError
+from shardroute.topologies.units import format_bytes
+
+_POLL_S = 0.1  # how often progress is told
+_GRACE_S = 2.0  # ranks report a passed deadline themselves; after this much more the caller does it for them
+# The caller's path is handed over, so that ranks import the same packages wherever these were found.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
+    "from shardroute.executors.ranks import nursery; sys.exit(nursery(int(sys.argv[1]), sys.argv[2]))"
+)
+
+
+class ProcessSession:
+    """A Session of processes. `pids` are those of the ranks, 0 until they have started.
+
+    Raises InputError when the memory that the run needs isn't free, RunError when the ranks can't be started.
+    """
+
+    def __init__(self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int = 1) -> None:
+        """`digest` is of the plan that the programs were compiled from; ranks refuse to run any other than `plan`."""
+        columns = to_columns(programs) | Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, timeout_s)
+        _check_memory(file_bytes(columns, programs.arena_bytes), plan)
+        self._plan, self._programs, self._n_trials = plan, programs, n_trials
+        try:
+            self._shared = create_shared_file(digest, columns, programs.arena_bytes)
+        except OSError as error:
+            raise RunError(f"the shared memory of the run can't be made: {error.strerror}") from error
+        self._board = Board(self._shared)
+        # A session of its own: Ctrl-C reaches the caller only, who then ends the whole group. One BLAS thread: none is used, and
+        # forking must find a single thread.
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(self._shared.fd), plan.digest, json.dumps(sys.path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self._shared.fd], start_new_session=True, bufsize=0,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Process ids of the ranks."""
+        pids: list[int] = self._board.pid.tolist()
+        return pids
+
+    def run(self, progress: Progress | None = None) -> Sequence[Trial]:
+        """Wait until the ranks have run and verified all trials; calls `progress` with the fraction done. Raises RunError."""
+        board, calls = self._board, select.poll()
+        assert self._nursery.stdout is not None
+        calls.register(self._nursery.stdout, select.POLLIN)
+        while True:
+            ended = calls.poll(1000 * _POLL_S) and os.read(self._nursery.stdout.fileno(), 4096) == b""
+            if board.first_failed[0] >= 0:
+                raise RunError(self._failure(int(board.first_failed[0])))  # type: ignore[call-overload]
+            if ended or self._nursery.poll() not in (None, 0):
+                break
+            if time.monotonic() > float(board.deadline_s[0]) + _GRACE_S:
+                raise RunError(self._stuck())
+            if progress is not None:
+                progress(self._fraction())
+        if self._nursery.wait() != 0 or (board.exit_code != 0).any():
+            raise RunError(f"the ranks couldn't be started: {board.read_error(-1) or f'exit code {self._nursery.returncode}'}")
+        if progress is not None:
+            progress(1.0)
+        return [
+            Trial(float(board.began_s[k].min(initial=np.inf)), board.start_s[k].copy(), board.end_s[k].copy(),
+                  [Finding(*row) for row in board.found[k].tolist()])
+            for k in range(self._n_trials)
+        ]  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+            os.killpg(self._nursery.pid, signal.SIGKILL)
+        self._nursery.wait()
+        for pipe in (self._nursery.stdin, self._nursery.stdout):
+            assert pipe is not None
+            if pipe is self._nursery.stdout:
+                pipe.read()  # ends when the last rank has ended
+            pipe.close()
+        os.close(self._shared.fd)
+
+    def _fraction(self) -> float:
+        board, n_cells = self._board, len(self._programs.cells.rank)
+        trial = min((int(board.phase.min()) - 1) // 2, self._n_trials - 1)  # type: ignore[call-overload]
+        if trial < 0:
+            return 0.0
+        done = int(np.count_nonzero(board.flags[:n_cells] > trial)) / max(n_cells, 1)
+        return (trial + done) / self._n_trials
+
+    def _failure(self, rank: int) -> str:
+        code, words = int(self._board.exit_code[rank]), self._board.read_error(rank)
+        if code < 0:
+            hint = {signal.SIGBUS: "; memory ran out", signal.SIGKILL: "; by someone, or by the system for want of memory"}.get(-code, "")
+            words = f"was killed ({signal.Signals(-code).name}{hint})"
+        text = f"rank {rank} {self._where(rank)}: {words}"
+        behind = [r for r in range(self._programs.n_ranks) if f"rank {r} " in words + " " and r != rank]
+        if behind:
+            text += f"; rank {behind[0]} was {self._where(behind[0])}"
+        return f"{text}. All {self._programs.n_ranks} ranks have been ended."
+
+    def _stuck(self) -> str:
+        board = self._board
+        alive = (board.exit_code == RUNNING) & (board.waiting < 0)
+        rank = int(np.argmax(alive)) if alive.any() else int(np.argmin(board.phase))
+        return (
+            f"rank {rank} {self._where(rank)}: the {board.deadline_s[1]:g} s that the run may take are over, and it doesn't respond. "
+            f"All {self._programs.n_ranks} ranks have been ended."
+        )
+
+    def _where(self, rank: int) -> str:
+        step, phase = int(self._board.at_step[rank]), int(self._board.phase[rank])
+        if phase == 0:
+            return "while it got ready"
+        if step < 0:
+            return "before its first step"
+        if step >= len(self._plan.steps):
+            return "while it verified" if phase % 2 == 0 else "after its last step"
+        return f"at step {step} ({describe_step(self._plan, step)})"
+
+
+def describe_step(plan: Plan, step: int) -> str:
+    """A step in words: `copy of 12 pieces, 1.20 MB, rank 3 -> rank 5`."""
+    steps = plan.steps
+    op = Op(int(steps.op[step]))
+    group = f"the {len(plan.group(int(steps.group[step])))} ranks of group {steps.group[step]}" if op is not Op.COPY else ""
+    n_pieces = int(plan.step_pieces[step])
+    what = f"{n_pieces} piece{'s' if n_pieces != 1 else ''}, {format_bytes(int(plan.step_bytes[step]))}"
+    match op:
+        case Op.COPY:
+            return f"copy of {what}, rank {steps.src[step]} -> rank {steps.dst[step]}"
+        case Op.BROADCAST:
+            return f"broadcast of {what}, rank {steps.src[step]} -> {group}"
+        case Op.ALL_GATHER:
+            return f"all-gather of {what}, {group}"
+
+
+def _check_memory(n_bytes: int, plan: Plan) -> None:
+    free = available_bytes()
+    if free is not None and n_bytes > free:
+        raise InputError(
+            f"running this plan on one machine takes {format_bytes(n_bytes)} of memory (all {plan.problem.n_ranks} ranks share it), "
+            f"and {format_bytes(free)} are free; plan a smaller copy of the model with --scale, or fewer ranks"
+        )
+
+
+def available_bytes() -> int | None:
+    """Memory that can be used without swapping, or None where the system doesn't say; a container's limit counts."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError):  # cgroup v2; reads "max" where there is no limit
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    if not found:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)
+
+
+def machine_text() -> str:
+    """This machine in words, for a measurement's source."""
+    return f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"

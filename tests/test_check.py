@@ -1,0 +1,181 @@
+"""`check` refuses every way in which a plan can fail to deliver, and names the culprit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardroute.planner.check import check
+from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
+from shardroute.planner.plans import Boxes, Bundles, Op, Plan, Steps
+from shardroute.planner.problems import one_tensor
+from shardroute.planner.routing.strategies import make_plan
+from shardroute.topologies.errors import PlanError
+from shardroute.topologies.machines import load_machine
+from shardroute.topologies.topologies import build_topology
+
+
+def problem():
+    """Rows over ranks 0-1 to two replicas of columns: rank pairs in one domain of 8 and, by rank number, in the next."""
+    return one_tensor(
+        (8, 8),
+        "f32",
+        place((8, 8), Mesh.of({"x": 2}), [Shard(0)]),
+        place((8, 8), Mesh.of({"dp": 3, "tp": 2}, [2, 3, 8, 9, 16, 17]), [Replicate(), Shard(1)]),
+    )
+
+
+def planned(strategy: str) -> Plan:
+    return make_plan(problem(), build_topology(load_machine("dgx-h100"), None, 18), strategy)
+
+
+def keep(plan: Plan, rows) -> Plan:
+    """The plan with only some of its steps; waits for dropped steps are dropped too."""
+    steps = plan.steps
+    new: dict[int, int] = {}
+    for i, old in enumerate(rows):
+        new.setdefault(int(old), i)
+    waits = [[new[a] for a in steps.after[steps.after_ptr[r] : steps.after_ptr[r + 1]].tolist() if a in new] for r in rows]
+    columns = {n: c[rows] for n, c in steps.columns() if n not in ("after", "after_ptr")}
+    after = np.array([a for w in waits for a in w], dtype=np.int32)
+    return replace(plan, steps=Steps(**columns, after_ptr=np.cumsum([0, *map(len, waits)]), after=after))
+
+
+def changed(plan: Plan, column: str, row: int, value: int) -> Plan:
+    values = getattr(plan.steps, column).copy()
+    values[row] = value
+    return replace(plan, steps=replace(plan.steps, **{column: values}))
+
+
+@pytest.mark.parametrize("strategy", ["direct", "domain-relay", "gather-broadcast"])
+def test_a_plan_as_made_is_proved(strategy) -> None:
+    proof = check(planned(strategy))
+
+    assert proof.n_bytes == 3 * 8 * 8 * 4
+
+
+def test_a_missing_step_is_found_with_the_rank_that_lacks_it() -> None:
+    plan = planned("direct")
+    lost = int(plan.steps.dst[0])
+
+    with pytest.raises(PlanError, match=rf"nothing delivers tensor \[.*\] to rank {lost}"):
+        check(keep(plan, np.arange(1, len(plan.steps))))
+
+
+def test_a_second_delivery_is_found() -> None:
+    plan = planned("direct")
+
+    with pytest.raises(PlanError, match="both deliver"):
+        check(keep(plan, np.append(np.arange(len(plan.steps)), 0)))
+
+
+def test_a_sender_that_does_not_hold_the_piece_is_found() -> None:
+    plan = planned("direct")
+    other = 1 - int(plan.steps.src[0])
+
+    with pytest.raises(PlanError, match=rf"step 0: rank {other} sends .* which it doesn't hold"):
+        check(changed(plan, "src", 0, other))
+
+
+def test_a_receiver_that_does_not_need_the_piece_is_found() -> None:
+    with pytest.raises(PlanError, match=r"rank 7 gets tensor .* which it doesn't need"):
+        check(changed(planned("direct"), "dst", 0, 7))
+
+
+def test_a_relay_that_does_not_wait_for_its_input_is_found() -> None:
+    plan = planned("domain-relay")
+    steps = plan.steps
+    hasty = replace(plan, steps=replace(steps, after=np.zeros(0, np.int32), after_ptr=np.zeros(len(steps) + 1, np.int64)))
+
+    with pytest.raises(PlanError, match="but doesn't wait for it"):
+        check(hasty)
+
+
+def test_a_relay_of_what_never_arrives_is_found() -> None:
+    plan = planned("domain-relay")
+    relay = int(np.flatnonzero(np.diff(plan.steps.after_ptr))[0])
+
+    with pytest.raises(PlanError, match=rf"step {relay}: rank 0 relays tensor .* which it never gets"):
+        check(changed(plan, "src", relay, 0))
+
+
+def test_a_wait_that_the_driver_can_not_observe_is_found() -> None:
+    plan = planned("direct")
+    steps = plan.steps
+    strangers = next(
+        (a, b)
+        for b in range(len(steps))
+        for a in range(b)
+        if {int(steps.src[a]), int(steps.dst[a])}.isdisjoint({int(steps.src[b])})
+    )
+    ptr = np.zeros(len(steps) + 1, np.int64)
+    ptr[strangers[1] + 1 :] = 1
+
+    with pytest.raises(PlanError, match="in which none of its driving ranks takes part"):
+        check(replace(plan, steps=replace(steps, after_ptr=ptr, after=np.array([strangers[0]]))))
+
+
+def test_pieces_that_overlap_are_found() -> None:
+    plan = planned("direct")
+    boxes = plan.boxes[0]
+    hi = boxes.hi.copy()
+    hi[0, 0] += 1
+
+    with pytest.raises(PlanError, match="overlaps another piece|is cut by the edge"):
+        check(replace(plan, boxes=(Boxes(boxes.lo, hi),)))
+
+
+def test_pieces_that_do_not_fill_a_needed_box_are_found() -> None:
+    plan = planned("direct")
+    boxes = plan.boxes[0]
+    hi = boxes.hi.copy()
+    hi[0, 0] -= 1
+
+    with pytest.raises(PlanError, match="don't fill the needed box"):
+        check(replace(plan, boxes=(Boxes(boxes.lo, hi),)))
+
+
+def test_a_piece_that_an_edge_cuts_is_found() -> None:
+    plan = planned("direct")
+    whole = Boxes(np.array([[0, 0]]), np.array([[8, 8]]))
+    bundles = Bundles(np.array([0, 1]), np.array([0]), np.array([0]), np.array([-1]))
+    steps = keep(plan, np.arange(1)).steps
+
+    with pytest.raises(PlanError, match="is cut by the edge of fragment"):
+        check(replace(plan, boxes=(whole,), bundles=bundles, steps=replace(steps, bundle=np.zeros(1, np.int32))))
+
+
+class TestStaging:
+    """gather-broadcast goes through slots."""
+
+    def test_reading_a_slot_without_waiting_is_found(self) -> None:
+        plan = planned("gather-broadcast")
+        n = len(plan.steps)
+        hasty = replace(plan.steps, after=np.zeros(0, np.int32), after_ptr=np.zeros(n + 1, np.int64))
+
+        with pytest.raises(PlanError, match="without waiting for the step that fills it"):
+            check(replace(plan, steps=hasty))
+
+    def test_reading_what_was_not_put_there_is_found(self) -> None:
+        plan = planned("gather-broadcast")
+        offset = plan.bundles.offset.copy()
+        last = int(plan.steps.bundle[-1])
+        rows = slice(int(plan.bundles.ptr[last]), int(plan.bundles.ptr[last + 1]))
+        offset[rows] = offset[rows][::-1]
+
+        with pytest.raises(PlanError, match="didn't put there"):
+            check(replace(plan, bundles=replace(plan.bundles, offset=offset)))
+
+    def test_a_slot_that_is_too_small_is_found(self) -> None:
+        plan = planned("gather-broadcast")
+
+        with pytest.raises(PlanError, match="overlap in slot 0, or leave its 8 bytes"):
+            check(replace(plan, slot_bytes=np.full_like(plan.slot_bytes, 8)))
+
+    def test_overwriting_a_slot_in_use_is_found(self) -> None:
+        plan = planned("gather-broadcast")
+        gather = int(np.flatnonzero(plan.steps.op == Op.ALL_GATHER)[0])
+        twice = keep(plan, np.append(np.arange(len(plan.steps)), gather))
+
+        with pytest.raises(PlanError, match="overwrites slot 0 of rank 0 without waiting for its last use"):
+            check(twice)

@@ -1,0 +1,323 @@
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from framework_oracles import config_of, model_of
+
+from shardroute.planner.layouts import Role, load_model, model_names
+from shardroute.planner.layouts.models import Model
+from shardroute.topologies.errors import InputError
+
+# Counts of ../shared/data/models.json, and of model.safetensors.index.json on Hugging Face (total_size / 2).
+PUBLISHED = {
+    "llama-3-8b": 8_030_261_248,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+
+def shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    return {t.name: t.shape for t in model.tensors}
+
+
+def saved(folder: Path, **values: object) -> Path:
+    """A config.json with these values in place of a small Qwen3-MoE's; None leaves a key out."""
+    config = {key: value for key, value in config_of(**values).items() if value is not None}
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_the_shipped_models_are_listed_in_alphabetical_order() -> None:
+    assert model_names() == ("llama-3-8b", "qwen3-235b-a22b", "qwen3-30b-a3b")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_parameters_of_a_shipped_model_add_up_to_the_published_count(name: str) -> None:
+    model = load_model(name)
+
+    assert model.n_parameters == PUBLISHED[name]
+    assert model.published is not None
+    assert model.published.n_parameters == PUBLISHED[name]
+    assert "huggingface.co/" in model.published.source
+    assert {t.dtype for t in model.tensors} == {"bf16"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_shipped_split_holds_all_layers_and_names_its_source(name: str) -> None:
+    model = load_model(name)
+
+    for split in model.pipeline_splits:
+        assert sum(split.layers) == model.n_layers
+        assert ".yaml" in split.source
+
+
+def test_the_shipped_splits_of_qwen3_235b_are_those_of_nemo_rl() -> None:
+    model = load_model("qwen3-235b-a22b")
+
+    assert [split.layers for split in model.pipeline_splits] == [
+        (11, 12, 12, 12, 12, 12, 12, 11),
+        (23, 24, 24, 23),
+    ]
+
+
+def test_a_layer_of_qwen3_30b_has_these_tensors() -> None:
+    model = load_model("qwen3-30b-a3b")
+
+    layer = {p.tensor.name: (p.tensor.shape, p.role) for p in model.parameters if p.layer == 7}
+
+    assert layer == {
+        "model.layers.7.input_layernorm.weight": ((2048,), Role.INPUT_NORM),
+        "model.layers.7.self_attn.q_proj.weight": ((4096, 2048), Role.Q_PROJ),
+        "model.layers.7.self_attn.k_proj.weight": ((512, 2048), Role.K_PROJ),
+        "model.layers.7.self_attn.v_proj.weight": ((512, 2048), Role.V_PROJ),
+        "model.layers.7.self_attn.o_proj.weight": ((2048, 4096), Role.O_PROJ),
+        "model.layers.7.self_attn.q_norm.weight": ((128,), Role.Q_NORM),
+        "model.layers.7.self_attn.k_norm.weight": ((128,), Role.K_NORM),
+        "model.layers.7.post_attention_layernorm.weight": ((2048,), Role.POST_ATTENTION_NORM),
+        "model.layers.7.mlp.gate.weight": ((128, 2048), Role.ROUTER),
+        "model.layers.7.mlp.experts.*.gate_proj.weight": ((128, 768, 2048), Role.EXPERT_GATE),
+        "model.layers.7.mlp.experts.*.up_proj.weight": ((128, 768, 2048), Role.EXPERT_UP),
+        "model.layers.7.mlp.experts.*.down_proj.weight": ((128, 2048, 768), Role.EXPERT_DOWN),
+    }
+
+
+def test_a_layer_of_llama_3_has_these_tensors() -> None:
+    model = load_model("llama-3-8b")
+
+    layer = {p.tensor.name: p.tensor.shape for p in model.parameters if p.layer == 31}
+
+    assert layer == {
+        "model.layers.31.input_layernorm.weight": (4096,),
+        "model.layers.31.self_attn.q_proj.weight": (4096, 4096),
+        "model.layers.31.self_attn.k_proj.weight": (1024, 4096),
+        "model.layers.31.self_attn.v_proj.weight": (1024, 4096),
+        "model.layers.31.self_attn.o_proj.weight": (4096, 4096),
+        "model.layers.31.post_attention_layernorm.weight": (4096,),
+        "model.layers.31.mlp.gate_proj.weight": (14336, 4096),
+        "model.layers.31.mlp.up_proj.weight": (14336, 4096),
+        "model.layers.31.mlp.down_proj.weight": (4096, 14336),
+    }
+
+
+def test_a_tied_embedding_is_one_tensor_that_counts_once() -> None:
+    tied, untied = model_of(tie_word_embeddings=True), model_of(tie_word_embeddings=False)
+
+    assert set(shapes(untied)) - set(shapes(tied)) == {"lm_head.weight"}
+    assert untied.n_parameters - tied.n_parameters == 70 * 3
+
+
+def test_attention_biases_come_with_attention_bias() -> None:
+    plain, biased = model_of(attention_bias=False), model_of(attention_bias=True)
+
+    extra = {name: shape for name, shape in shapes(biased).items() if name not in shapes(plain)}
+
+    assert {name: shape for name, shape in extra.items() if ".layers.0." in name} == {
+        "model.layers.0.self_attn.q_proj.bias": (8,),
+        "model.layers.0.self_attn.k_proj.bias": (4,),
+        "model.layers.0.self_attn.v_proj.bias": (4,),
+        "model.layers.0.self_attn.o_proj.bias": (3,),
+    }
+
+
+def test_experts_are_in_every_step_th_layer_but_those_of_mlp_only_layers() -> None:
+    model = model_of(num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+
+    routed = [p.layer for p in model.parameters if p.role is Role.ROUTER]
+    dense = [p.layer for p in model.parameters if p.role is Role.DOWN_PROJ]
+
+    assert routed == [1, 5]
+    assert dense == [0, 2, 3, 4]
+
+
+def test_a_mixture_without_an_expert_layer_is_dense() -> None:
+    model = model_of(mlp_only_layers=[0, 1])
+
+    assert model.n_experts == 0
+
+
+def test_a_llama_config_without_kv_heads_and_head_dim_has_one_kv_head_a_head() -> None:
+    model = model_of(model_type="llama", hidden_size=8, num_key_value_heads=None, head_dim=None)
+
+    assert (model.n_kv_heads, model.head_dim) == (4, 2)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_dtype_is_that_of_the_config(key: str) -> None:
+    model = model_of(**{key: "float16"})
+
+    assert {t.dtype for t in model.tensors} == {"f16"}
+
+
+def test_a_config_is_found_by_its_file_and_by_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "My-Model-v1.5"
+    folder.mkdir()
+    file = saved(folder)
+
+    by_file, by_folder = load_model(str(file)), load_model(str(folder))
+
+    assert by_file == by_folder
+    assert by_file.name == "My-Model-v1.5"
+    assert by_file.published is None
+
+
+def test_a_config_under_any_file_name_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path).rename(tmp_path / "tiny.json")
+
+    assert load_model(str(path)).name == "tiny"
+
+
+def test_scale_divides_every_width_by_its_root_and_keeps_the_structure() -> None:
+    full, small = load_model("qwen3-30b-a3b"), load_model("qwen3-30b-a3b", scale=256)
+
+    assert small.scale == 256
+    assert (small.n_layers, small.n_heads, small.n_kv_heads, small.n_experts) == (48, 32, 4, 128)
+    for before, after in zip(full.parameters, small.parameters, strict=True):
+        (a, b), role = (before.tensor, after.tensor), before.role
+        if role in {Role.EXPERT_GATE, Role.EXPERT_UP, Role.EXPERT_DOWN}:
+            assert b.shape == (128, a.shape[1] // 16, a.shape[2] // 16)
+        elif role is Role.ROUTER:
+            assert b.shape == (128, a.shape[1] // 16)
+        else:
+            assert b.shape == tuple(n // 16 for n in a.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("qwen3-30b-a3b", 256), ("qwen3-235b-a22b", 256), ("qwen3-235b-a22b", 1024), ("qwen3-235b-a22b", 4096)],
+)
+def test_the_scales_that_small_runs_need_are_valid(name: str, scale: int) -> None:
+    full, small = load_model(name), load_model(name, scale)
+
+    assert 0.9 < small.n_parameters * scale / full.n_parameters < 1.2
+    assert small.published == full.published
+
+
+@pytest.mark.parametrize("scale", [0, -4, 2, 9, 36, 65536])
+def test_a_scale_that_does_not_fit_is_refused_with_the_valid_ones(scale: int) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model("qwen3-30b-a3b", scale)
+
+    message = str(caught.value)
+    assert message.startswith(f"scale {scale} doesn't fit qwen3-30b-a3b: it must be the square")
+    assert "moe_intermediate_size 768" in message
+    assert "valid scales: 1, 4, 16, 64, 256, 1024, 4096, 16384" in message
+
+
+def test_a_width_that_no_layer_uses_does_not_limit_the_scale(tmp_path: Path) -> None:
+    path = saved(tmp_path, hidden_size=6, intermediate_size=7)
+
+    model = load_model(str(path), scale=4)
+
+    assert shapes(model)["model.embed_tokens.weight"] == (35, 3)
+
+
+def test_an_unknown_name_is_refused_with_close_ones_and_the_way_out() -> None:
+    with pytest.raises(InputError) as caught:
+        load_model("Qwen3-235B")
+
+    message = str(caught.value)
+    assert message.startswith("model 'Qwen3-235B' is unknown; did you mean qwen3-235b-a22b")
+    assert "llama-3-8b, qwen3-235b-a22b, qwen3-30b-a3b" in message
+    assert message.endswith("or the path of a config.json (a file or the folder that holds it)")
+
+
+@pytest.mark.parametrize("name", ["", "zzz", "a" * 5000, "nul\0byte"])
+def test_any_text_that_names_nothing_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="is unknown; expected one of llama-3-8b"):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+     "vocab_size", "num_experts", "moe_intermediate_size", "model_type"],
+)  # fmt: skip
+def test_a_config_without_a_needed_key_is_refused_with_file_and_key(tmp_path: Path, key: str) -> None:
+    path = saved(tmp_path, **{key: None})
+
+    with pytest.raises(InputError) as caught:
+        load_model(str(path))
+
+    assert str(caught.value) == (f"{path}: key {key!r} is missing; the model's shapes can't be known without it")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("hidden_size", "8", "a whole number of at least 1, found \"8\""),
+        ("hidden_size", 0, "a whole number of at least 1, found 0"),
+        ("num_hidden_layers", True, "a whole number of at least 1, found true"),
+        ("vocab_size", 1.5, "a whole number of at least 1, found 1.5"),
+        ("num_experts", -1, "a whole number of at least 0, found -1"),
+        ("tie_word_embeddings", 1, "true or false, found 1"),
+        ("mlp_only_layers", 3, "a list of whole numbers, found 3"),
+        ("model_type", 3, "text, found 3"),
+        ("torch_dtype", 3, "text, found 3"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_refused_with_file_key_and_value(
+    tmp_path: Path, key: str, value: object, expected: str
+) -> None:
+    path = saved(tmp_path, **{key: value})
+
+    with pytest.raises(InputError) as caught:
+        load_model(str(path))
+
+    assert f"{path}: {key}" in str(caught.value)
+    assert str(caught.value).endswith(f"expected {expected}")
+
+
+def test_kv_heads_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, num_key_value_heads=3)
+
+    with pytest.raises(InputError, match="num_key_value_heads = 3 doesn't divide num_attention_heads = 4"):
+        load_model(str(path))
+
+
+def test_an_unsupported_model_type_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
+    path = saved(tmp_path, model_type="mamba")
+
+    with pytest.raises(InputError, match="model_type 'mamba' isn't known; expected llama, qwen3, qwen3_moe"):
+        load_model(str(path))
+
+
+def test_an_unknown_dtype_is_refused_with_its_key(tmp_path: Path) -> None:
+    path = saved(tmp_path, torch_dtype="int3")
+
+    with pytest.raises(InputError, match=r"torch_dtype: dtype 'int3' is not known"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "expected the JSON of a Hugging Face config"),
+        ("[" * 100_000, "expected the JSON of a Hugging Face config"),
+        ("[1]", "expected a JSON object, as a Hugging Face config is, found a list"),
+        ("null", "expected a JSON object, as a Hugging Face config is, found null"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+
+    with pytest.raises(InputError) as caught:
+        load_model(str(path))
+
+    assert str(caught.value).startswith(f"{path}: {expected}")
+
+
+def test_a_folder_without_a_config_is_refused_with_the_file_that_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"config\.json: can't be read \(No such file or directory\)"):
+        load_model(str(tmp_path))
+
+
+def test_every_shipped_folder_holds_a_config_and_what_is_published(repo: Path) -> None:
+    folders = [p for p in (repo / "planner/layouts/models/configs").iterdir() if p.is_dir()]
+
+    assert sorted(p.name for p in folders) == list(model_names())
+    for folder in folders:
+        about = tomllib.loads((folder / "about.toml").read_text())
+        assert about["published"]["source"]
