@@ -10,7 +10,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.strides import coalesce
 from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
 from shardroute.planner.plans import Plan, ranges
 from shardroute.planner.problems import DTYPES, Layout
@@ -65,10 +64,10 @@ class Holdings:
     tensor     int32[n]
     address    int64[n]             of the fragment's first element
     box        int64[n]             row of the columns that follow, which tensors of one class share
-    first      int64[n_boxes]       row-major index of the first element in the whole tensor
-    count, index_stride, stride   int64[n_boxes, n_dims]: extents with as few dims as possible (leading ones are 1), and what one
-                                  step along each adds to the index and to the address (bytes)
-    itemsize, n_elements          int64[n_tensors]
+    lo, extent, stride   int64[n_boxes, n_dims]: the box, and the bytes from neighbour to neighbour; leading dims that a tensor
+                         lacks have extent 1
+    index_stride         int64[n_boxes, n_dims]: row-major strides of the whole tensor, in elements
+    itemsize   int64[n_boxes]
     """
 
     ptr: Ints
@@ -76,12 +75,11 @@ class Holdings:
     tensor: NDArray[np.int32]
     address: Ints
     box: Ints
-    first: Ints
-    count: Ints
-    index_stride: Ints
+    lo: Ints
+    extent: Ints
     stride: Ints
+    index_stride: Ints
     itemsize: Ints
-    n_elements: Ints
 
 
 class Memory:
@@ -94,7 +92,7 @@ class Memory:
     def __init__(self, plan: Plan) -> None:
         problem = plan.problem
         self.plan = plan
-        self.n_dims = max(1, *(len(c.shape) for c in problem.classes)) if problem.classes else 1
+        self.n_dims = max([2, *(len(c.shape) for c in problem.classes)])
         self.itemsize: Ints = np.array([DTYPES[t.dtype] for t in problem.tensors], dtype=np.int64)
         self.class_itemsize: Ints = np.array([c.itemsize for c in problem.classes], dtype=np.int64)
         self._member: Ints = np.zeros(len(problem.tensors), dtype=np.int64)
@@ -200,14 +198,11 @@ class Memory:
         for i, cls in enumerate(classes * 2):
             shape[i, self.n_dims - len(cls.shape) :] = cls.shape
         group = np.repeat(np.arange(2 * len(classes)), self._n_boxes)
-        index_strides = dense_strides(shape)[group]
-        count, index_stride, stride = coalesce(self.box_extent, index_strides, self.box_strides)
         itemsize = np.tile(self.class_itemsize, 2)[group]
         return Holdings(
             np.searchsorted(rank[order], np.arange(self.plan.problem.n_ranks + 1)), target[order],
             self._row_tensor[order].astype(np.int32), self._address[order], self._row_box[order],
-            (self.box_lo * index_strides).sum(axis=1), count, index_stride, stride * itemsize[:, None],
-            self.itemsize, np.array([t.n_elements for t in self.plan.problem.tensors], dtype=np.int64),
+            self.box_lo, self.box_extent, self.box_strides * itemsize[:, None], dense_strides(shape)[group], itemsize,
         )  # fmt: skip
 
     def piece_number(self, tensor: NDArray[np.int32], piece: NDArray[np.int32]) -> Ints:

@@ -250,11 +250,11 @@ def _run_rank(shared: SharedFile, digest: str, rank: int, inbox: int, outboxes: 
     board, arena = Board(shared), shared.arena(rank)
     target_at, slots_at = int(programs.target_at[rank]), int(programs.slots_at[rank])
     fill_sources(arena, programs.holdings, rank)
-    arm(arena, target_at)
     transport = SharedMemoryTransport(shared, programs, rank, inbox, outboxes)
     for trial in range(len(board.began_s)):
         transport.begin_trial(trial)
         transport.enter(-1)
+        arm(arena, target_at)
         transport.barrier(2 * trial + 1)
         board.began_s[trial, rank] = time.monotonic()
         drive(programs, rank, transport, board.start_s[trial], board.end_s[trial])

@@ -271,6 +271,7 @@ def test_a_rank_whose_vocabulary_rows_are_all_padding_holds_no_fragment() -> Non
         ("EP4 x ETP2 x PP2", 16),
         ("EP2 x DP6", 6),
         ("TP2 x CP3", 6),
+        ("TP2 x CP3 x EP4", 12),
     ],
 )  # fmt: skip
 def test_megatron_takes_the_fewest_ranks_that_experts_and_the_rest_both_fill(spec: str, n_ranks: int) -> None:

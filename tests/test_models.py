@@ -137,6 +137,12 @@ def test_a_mixture_without_an_expert_layer_is_dense() -> None:
     assert model.n_experts == 0
 
 
+def test_the_number_of_experts_is_also_read_as_transformers_5_spells_it(tmp_path: Path) -> None:
+    path = saved(tmp_path, num_experts=None, num_local_experts=6)
+
+    assert load_model(str(path)).n_experts == 6
+
+
 def test_a_llama_config_without_kv_heads_and_head_dim_has_one_kv_head_a_head() -> None:
     model = model_of(model_type="llama", hidden_size=8, num_key_value_heads=None, head_dim=None)
 

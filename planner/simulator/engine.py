@@ -111,9 +111,9 @@ def _lower(graph: TaskGraph) -> Any:
     due = np.flatnonzero(n_missing == 0)
     due = due[np.lexsort((due, graph.start_s[due] + graph.delay_s[due]))]  # a sorted array is a heap
     n_leaves = 1 << max(k - 1, 0).bit_length()
-    counts = np.zeros(10, np.int64)
+    counts = np.zeros(12, np.int64)
     counts[kernel.N_DUE] = len(due)
-    counts[kernel.N_TASKS], counts[kernel.N_LINKS] = n, m
+    counts[kernel.N_TASKS], counts[kernel.N_CLASSES], counts[kernel.N_LINKS] = n, k, m
     counts[kernel.N_LEAVES] = n_leaves
 
     task_times = np.zeros((8, n))
@@ -129,15 +129,15 @@ def _lower(graph: TaskGraph) -> Any:
     task_codes[kernel.DUE_CODE, : len(due)] = due
     class_rates = np.zeros((10, k))
     class_rates[kernel.CAP], class_rates[kernel.WEIGHT], class_rates[kernel.PEAK] = cap, graph.weight[first], peak
-    class_codes = np.zeros((10, k), np.int32)
+    class_codes = np.zeros((10, k), np.int64)
     class_codes[kernel.ROUTE_FROM], class_codes[kernel.ROUTE_TO] = route_ptr[:-1], route_ptr[1:]
     class_codes[kernel.QUEUE_FROM] = _starts(np.bincount(class_of[flows], minlength=k))
     class_codes[kernel.BOTTLENECK] = -1
     link_rates = np.zeros((6, m))
     link_rates[kernel.CAPACITY] = graph.capacity
-    link_codes = np.zeros((8, m), np.int32)
+    link_codes = np.zeros((8, m), np.int64)
     link_codes[kernel.MEMBERS_FROM] = _starts(np.bincount(route_link, minlength=m))
-    slots = np.zeros((4, e), np.int32)
+    slots = np.zeros((4, e), np.int64)
     slots[kernel.LINK] = route_link
     return kernel.State(
         task_times, task_codes, class_rates, class_codes, link_rates, link_codes, slots, next_tasks,

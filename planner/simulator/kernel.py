@@ -75,7 +75,7 @@ MEMBERS_FROM, N_MEMBERS, N_OPEN, LINK_MARK, WATER_MARK, TAKEN, SUSPECTS, IS_SUSP
 # slots. LINK: of the route place. The members of a link stand from MEMBERS_FROM on: MEMBER the class, MEMBER_SLOT its route
 # place there; PLACE: where the member for this route place stands.
 LINK, MEMBER, MEMBER_SLOT, PLACE = range(4)
-N_DUE, N_DONE, N_SOLVES, N_CHANGED, N_PICKED, N_TAKEN, N_SUSPECTS, N_TASKS, N_LINKS, N_LEAVES = range(10)
+N_DUE, N_DONE, N_SOLVES, N_CHANGED, N_PICKED, N_TAKEN, N_SUSPECTS, N_LAST_PICKED, N_TASKS, N_CLASSES, N_LINKS, N_LEAVES = range(12)
 
 # Times and levels that differ by less than this, relatively, differ by rounding only: 512 steps of a double. One event takes
 # them all, so symmetric flows end together and cost one solve.
@@ -85,6 +85,8 @@ ROUNDING = 2.0**-43
 NEARLY_FULL = 1.0 - 1e-9
 # Passes toward a water level; each pass gives a valid lower bound, later ones a closer one.
 WATER_PASSES = 4
+# Where a solve picked over 1 / BROAD of all classes, looking at every class for flows to end early costs little beside it.
+BROAD = 8
 INF = float("inf")
 
 
@@ -546,28 +548,30 @@ def adopt_rates(s: State, now_s: float) -> None:
             ends[node] = min(ends[2 * node], ends[2 * node + 1])
 
 
-def end_early(s: State, now_s: float, tolerance: float) -> bool:
-    """End the flows of picked classes of which at most tolerance * amount is left; True where any did."""
+def end_early(s: State, now_s: float, tolerance: float, of_all: bool) -> bool:
+    """End the flows of picked classes, or of all, of which at most tolerance * amount is left; True where any did."""
     codes, rates = s.class_codes, s.class_rates
+    count, picked, queue_from = codes[COUNT], codes[PICKED], codes[QUEUE_FROM]
+    service, service_s, rate = rates[SERVICE], rates[SERVICE_S], rates[RATE]
+    goal, amount, queue = s.task_times[GOAL], s.task_times[AMOUNT], s.task_codes[QUEUE]
     n_kept = 0
     ended = False
-    for at in range(s.counts[N_PICKED]):
-        c = codes[PICKED][at]
-        first = codes[QUEUE_FROM][c]
-        served = rates[SERVICE][c] + rates[RATE][c] * (now_s - rates[SERVICE_S][c])
-        while codes[COUNT][c] > 0:
-            left = s.task_times[GOAL][first] - served
-            amount = s.task_times[AMOUNT][s.task_codes[QUEUE][first]]
-            if left > tolerance * amount:
+    for at in range(s.counts[N_CLASSES] if of_all else s.counts[N_PICKED]):
+        c = at if of_all else picked[at]
+        first = queue_from[c]
+        while count[c] > 0:
+            left = goal[first] - service[c] - rate[c] * (now_s - service_s[c])
+            if left > tolerance * amount[queue[first]]:
                 break
-            s.reached[0] = max(s.reached[0], left / amount)
+            s.reached[0] = max(s.reached[0], left / amount[queue[first]])
             end_first(s, c, now_s)
             ended = True
-        if codes[COUNT][c] == 0:
-            detach(codes, s.link_codes, s.slots, c)
-        else:
-            codes[PICKED][n_kept] = c
-            n_kept += 1
+        if not of_all:
+            if count[c] == 0:
+                detach(codes, s.link_codes, s.slots, c)
+            else:
+                picked[n_kept] = c
+                n_kept += 1
     s.counts[N_PICKED] = n_kept
     return ended
 
@@ -576,6 +580,8 @@ def solve_changed(s: State, now_s: float, tolerance: float) -> None:
     """Give every class that the event at hand can change its new rate and its new next end."""
     codes, rates, counts = s.class_codes, s.class_rates, s.counts
     count, count_before, changed = codes[COUNT], codes[COUNT_BEFORE], codes[CHANGED]
+    if tolerance > 0.0 and counts[N_LAST_PICKED] * BROAD > counts[N_CLASSES]:
+        end_early(s, now_s, tolerance, True)
     n_net = 0
     for at in range(counts[N_CHANGED]):
         if count[changed[at]] != count_before[changed[at]]:
@@ -586,7 +592,7 @@ def solve_changed(s: State, now_s: float, tolerance: float) -> None:
         floor = find_floor(s, solve)
         seed(s, solve)
         spread(s, solve, floor)
-        if tolerance > 0.0 and end_early(s, now_s, tolerance):
+        if tolerance > 0.0 and end_early(s, now_s, tolerance, False):
             spread(s, solve, floor)
         for at in range(counts[N_CHANGED]):
             c = changed[at]
@@ -604,6 +610,7 @@ def solve_changed(s: State, now_s: float, tolerance: float) -> None:
             left = s.task_times[GOAL][codes[QUEUE_FROM][c]] - rates[SERVICE][c]
             end_s = rates[SERVICE_S][c] + left / rates[RATE][c]
         set_end(s.ends, counts[N_LEAVES], c, end_s)
+    counts[N_LAST_PICKED] = counts[N_PICKED]
     counts[N_CHANGED] = 0
     counts[N_PICKED] = 0
     counts[N_TAKEN] = 0

@@ -50,6 +50,10 @@ class Config:
         """The greatest common divisor of every width read so far: a factor is valid when it divides this."""
         return math.gcd(*self.widths.values())
 
+    def spelled(self, *keys: str) -> str:
+        """The first of these keys that is there, or the first of all: Transformers renamed some over time."""
+        return next((key for key in keys if self._values.get(key) is not None), keys[0])
+
     def text(self, key: str) -> str:
         """A key whose value is text."""
         value = self._needed(key)

@@ -44,7 +44,7 @@ def build_qwen3(name: str, config: Config) -> Model:
 def build_qwen3_moe(name: str, config: Config) -> Model:
     """Qwen3MoeForCausalLM: each `decoder_sparse_step`-th layer has experts, but for `mlp_only_layers`."""
     decoder = Decoder.of(config, heads_given=True)
-    n_experts = config.count("num_experts", least=0)
+    n_experts = config.count(config.spelled("num_experts", "num_local_experts"), least=0)
     bias = config.flag("attention_bias", False)
     step, dense_layers = config.count("decoder_sparse_step", 1), config.counts("mlp_only_layers")
     sparse = [n_experts > 0 and layer not in dense_layers and (layer + 1) % step == 0 for layer in range(decoder.n_layers)]
