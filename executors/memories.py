@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
+from shardroute.planner.layouts.tensors import DTYPES, Layout
 from shardroute.planner.plans import Plan, ranges
-from shardroute.planner.problems import DTYPES, Layout
 from shardroute.topologies.errors import InputError, PlanError
 
 # A cache line on x86 (64) and on Apple's Arm cores (128): buffers of two ranks never share one.

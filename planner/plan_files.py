@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments
+from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import Boxes, Bundles, Plan, Steps
-from shardroute.planner.problems import Layout, Problem, Tensor
+from shardroute.planner.problems import Problem
 from shardroute.topologies.errors import InputError, PlanError
 from shardroute.topologies.topologies import topology_from_dict, topology_to_dict
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, Placement, Replicate, Shard, place
-from shardroute.planner.problems import DTYPES, Problem, one_tensor
+from shardroute.planner.layouts.tensors import DTYPES
+from shardroute.planner.problems import Problem, one_tensor
 
 __all__ = ["dtypes", "mesh_layouts", "meshes", "placements", "shapes", "tensor_problems"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.models import FAMILIES, Model
 from shardroute.planner.layouts.models.config_files import Config
-from shardroute.planner.problems import Layout
+from shardroute.planner.layouts.tensors import Layout
 
 Array = NDArray[np.int64]
 Buffers = dict[tuple[int, str], Array]

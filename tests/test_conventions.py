@@ -21,8 +21,8 @@ from shardroute.planner.layouts import (
     load_model,
     overlap,
     parse_spec,
-    refit_problem,
 )
+from shardroute.planner.refits import refit_problem
 from shardroute.topologies.errors import InputError
 
 

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
+from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import report_facts
-from shardroute.planner.layouts import load_model, parse_spec, refit_problem
-from shardroute.planner.layouts.arguments import tensor_problem
+from shardroute.planner.layouts import load_model, parse_spec
 from shardroute.planner.plan_files import save_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
+from shardroute.planner.refits import refit_problem
 from shardroute.planner.reports import PlanReport, report
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.simulator.refit import predict

@@ -14,10 +14,13 @@ from shardroute.planner.simulator.classes import binding_routes, sort_flows
 from shardroute.planner.simulator.tasks import Floats, Ints, TaskGraph
 from shardroute.topologies.errors import InputError
 
-# Above this many tasks the compiled kernel is worth its start.
-COMPILE_FROM_TASKS = 5_000
-# Rate solves between two calls of `progress`.
-_SOLVES_A_REPORT = 2_000
+# Work (see kernel.advance) that a simulation does plain before it goes on compiled. The plain kernel does 300,000 units a
+# second; to import Numba and load the cache took 0.5 s (2 cores, 2026-11), so this is where the two cost the same.
+PLAIN_WORK = 150_000
+# Two events a task, each with one class at least: a graph of more tasks than this has more work than that.
+PLAIN_TASKS = PLAIN_WORK // (2 * (kernel.WORK_AN_EVENT + 1))
+# Work between two calls of `progress`, about 0.1 s compiled.
+_WORK_A_REPORT = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,19 +65,19 @@ def simulate(
     if not 0.0 <= tolerance < 1.0:
         raise InputError(f"tolerance: found {tolerance!r}, expected a share in [0, 1)")
     state = _lower(graph)
-    run = _choose_kernel(graph.n_tasks, compiled)
-    is_plain = run is kernel
-    if is_plain:
-        columns = kernel.State(*(column.tolist() for column in state))
-    else:
-        columns = state
-    while not run.advance(columns, float(tolerance), _SOLVES_A_REPORT):
+    done = False
+    if compiled is False or (compiled is None and graph.n_tasks <= PLAIN_TASKS):
+        state = _as_lists(state)
+        done = kernel.advance(state, tolerance, PLAIN_WORK)
+    run = kernel if done or compiled is False else _compiled_kernel(required=compiled is True)
+    if run is not kernel:
+        state = _as_arrays(state)
+    while not done:
+        done = run.advance(state, tolerance, _WORK_A_REPORT)
         if progress is not None:
-            progress(int(columns.counts[kernel.N_DONE]) / graph.n_tasks)
-    assert columns.counts[kernel.N_DONE] == graph.n_tasks, "the kernel stopped before its tasks did"
-    if progress is not None:
-        progress(1.0)
-    return _result(graph, columns)
+            progress(int(state.counts[kernel.N_DONE]) / max(graph.n_tasks, 1))
+    assert state.counts[kernel.N_DONE] == graph.n_tasks, "the kernel stopped before its tasks did"
+    return _result(graph, state)
 
 
 def _result(graph: TaskGraph, columns: kernel.State) -> SimulationResult:
@@ -111,7 +114,7 @@ def _lower(graph: TaskGraph) -> Any:
     due = np.flatnonzero(n_missing == 0)
     due = due[np.lexsort((due, graph.start_s[due] + graph.delay_s[due]))]  # a sorted array is a heap
     n_leaves = 1 << max(k - 1, 0).bit_length()
-    counts = np.zeros(12, np.int64)
+    counts = np.zeros(13, np.int64)
     counts[kernel.N_DUE] = len(due)
     counts[kernel.N_TASKS], counts[kernel.N_CLASSES], counts[kernel.N_LINKS] = n, k, m
     counts[kernel.N_LEAVES] = n_leaves
@@ -158,19 +161,28 @@ def _reversed(graph: TaskGraph) -> tuple[Ints, Ints]:
     return np.concatenate([[0], np.cumsum(counts)]), owner[order]
 
 
-def _choose_kernel(n_tasks: int, compiled: bool | None) -> ModuleType:
-    if compiled is False or (compiled is None and n_tasks < COMPILE_FROM_TASKS):
-        return kernel
+def _as_lists(state: kernel.State) -> kernel.State:
+    """The same columns as lists, which plain Python reads several times faster than arrays."""
+    return kernel.State(*(column.tolist() for column in state))
+
+
+def _as_arrays(state: kernel.State) -> kernel.State:
+    """The same columns as arrays."""
+    return kernel.State(*(np.asarray(column) for column in state))
+
+
+def _compiled_kernel(required: bool) -> ModuleType:
+    """The kernel with its functions compiled; the plain kernel where Numba isn't installed, unless it is required."""
     try:
-        return _compiled_kernel()
-    except ImportError:
-        if compiled:
-            raise InputError("compiled=True: Numba isn't installed; install it, or leave `compiled` out") from None
+        return _compile_kernel()
+    except ModuleNotFoundError as error:
+        if error.name != "numba" or required:
+            raise
         return kernel
 
 
 @cache
-def _compiled_kernel() -> ModuleType:
+def _compile_kernel() -> ModuleType:
     """A second copy of the kernel module whose functions Numba compiles at their first call, or loads from its cache."""
     import numba
 

@@ -26,9 +26,9 @@ from shardroute.planner.layouts import (
     lay_out,
     overlap,
     parse_spec,
-    refit_problem,
 )
 from shardroute.planner.problems import Problem
+from shardroute.planner.refits import refit_problem
 
 MAX_RANKS = 16  # of one side: keeps the slow oracle quick
 

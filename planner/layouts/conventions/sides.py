@@ -15,7 +15,7 @@ from shardroute.planner.layouts.conventions.stages import Stages
 from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import MAX_RANKS, Axis, ParallelSpec
-from shardroute.planner.problems import Layout
+from shardroute.planner.layouts.tensors import Layout
 from shardroute.topologies.errors import InputError
 
 CutRule = Callable[[Role, tuple[int, ...]], Sequence[Cut]]

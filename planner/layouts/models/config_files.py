@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardroute.planner.problems import dtype_name
+from shardroute.planner.layouts.tensors import dtype_name
 from shardroute.topologies.errors import InputError
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardroute.planner.layouts.models.config_files import Config
 from shardroute.planner.layouts.models.parameters import Parameter, Role
-from shardroute.planner.problems import Tensor
+from shardroute.planner.layouts.tensors import Tensor
 from shardroute.topologies.errors import InputError
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from shardroute.planner.problems import Tensor
+from shardroute.planner.layouts.tensors import Tensor
 
 
 class Role(StrEnum):
