@@ -44,9 +44,11 @@ class Finding:
 
 def fill_sources(arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
     """Write the pattern into every source fragment of the rank."""
+    boxes = _Boxes(holdings)
     for row in _rows(holdings, rank, target=False):
-        for part, rows, columns, _ in _tiles(arena, holdings, row):
-            np.add(rows, columns, out=part)
+        box, view = boxes.view(arena, row)
+        for tile in box.tiles:
+            np.add(tile.rows(int(holdings.tensor[row])), tile.columns, out=view[tile.part])
 
 
 def arm(arena: NDArray[np.uint8], target_at: int) -> None:
@@ -61,20 +63,22 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
     """
     n_bytes = n_wrong = n_stray = 0
     tensor = index = stray = -1
+    boxes = _Boxes(holdings)
     for row in _rows(holdings, rank, target=True):
-        for part, rows, columns, lo in _tiles(arena, holdings, row):
-            values = rows + columns
-            n_bytes += part.nbytes
+        box, view = boxes.view(arena, row)
+        n_bytes += view.nbytes
+        for tile in box.tiles:
+            part, values = view[tile.part], tile.rows(int(holdings.tensor[row])) + tile.columns
             wrong = part != values
             if not wrong.any():
                 continue
             if tensor < 0:
-                at = lo + np.array(np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+                at = tile.lo + np.array(np.unravel_index(int(np.argmax(wrong)), wrong.shape))
                 tensor, index = int(holdings.tensor[row]), int(at @ holdings.index_stride[holdings.box[row]])
             n_wrong += int(np.count_nonzero((part[wrong] ^ values[wrong]).view(np.uint8)))
     for row in _rows(holdings, rank, target=True):
-        view = _view(arena, holdings, row)
-        view[...] = np.frombuffer(bytes([SENTINEL]) * view.dtype.itemsize, dtype=view.dtype)[0]
+        box, view = boxes.view(arena, row)
+        view[...] = box.sentinel
     rest = arena[target_at:slots_at]  # whole cache lines, so whole words
     if (rest.view(np.uint64) != np.frombuffer(bytes([SENTINEL]) * 8, np.uint64)[0]).any():
         changed = np.flatnonzero(rest != SENTINEL)
@@ -96,34 +100,71 @@ def _rows(holdings: Holdings, rank: int, *, target: bool) -> list[int]:
     return rows
 
 
-def _view(arena: NDArray[np.uint8], holdings: Holdings, row: int) -> Words:
-    """The fragment as an array of unsigned integers over its arena."""
-    box = holdings.box[row]
-    shape, strides = tuple(holdings.extent[box].tolist()), tuple(holdings.stride[box].tolist())
-    return np.ndarray(shape, f"u{holdings.itemsize[box]}", arena.data, int(holdings.address[row]), strides)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tile:
+    """A part of a box that is worked on at a time. `numbers` are its rows' in the whole tensor, `lo` its lower corner there."""
+
+    part: tuple[slice, ...]
+    numbers: NDArray[np.uint64]
+    columns: Words
+    lo: Ints
+
+    def rows(self, tensor: int) -> Words:
+        """The even hashes of its rows; with the odd ones of `columns` added, the values that belong there."""
+        seed = scatter(np.array([tensor], dtype=np.uint64))
+        dtype = self.columns.dtype
+        return scatter(self.numbers + seed).astype(dtype) & ~dtype.type(1)
 
 
-def _tiles(arena: NDArray[np.uint8], holdings: Holdings, row: int) -> Iterator[tuple[Words, Words, Words, Ints]]:
-    """The fragment in tiles: memory, the row hashes and column hashes whose sum belongs there, and the tile's lower corner."""
-    view, box = _view(arena, holdings, row), int(holdings.box[row])
-    lo, index_stride = holdings.lo[box], holdings.index_stride[box]
-    seed = scatter(holdings.tensor[row : row + 1].astype(np.uint64))
-    last = np.arange(lo[-1], lo[-1] + view.shape[-1]).astype(np.uint64)
-    columns = scatter(last + _COLUMN).astype(view.dtype) | view.dtype.type(1)
-    for starts, shape in _cut(view.shape, _TILE_BYTES // view.dtype.itemsize):
-        part = view[tuple(slice(a, a + n) for a, n in zip(starts, shape, strict=True))]
-        number = np.zeros((1,) * view.ndim, dtype=np.uint64)
-        for dim in range(view.ndim - 1):
-            along = (np.arange(shape[dim]) + (starts[dim] + lo[dim])) * (index_stride[dim] // index_stride[-2])
-            number = number + along.astype(np.uint64).reshape(-1, *(1,) * (view.ndim - dim - 1))
-        rows = scatter(number + seed).astype(view.dtype) & ~view.dtype.type(1)
-        yield part, rows, columns[starts[-1] : starts[-1] + shape[-1]], lo + starts
+@dataclass(frozen=True, slots=True, eq=False)
+class _Box:
+    """What all fragments of one box share."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[np.unsignedinteger]
+    sentinel: np.unsignedinteger
+    tiles: tuple[_Tile, ...]
+
+
+class _Boxes:
+    """The boxes met so far: hundreds of tensors share one, and working it out costs more than filling a small fragment."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._known: dict[int, _Box] = {}
+
+    def view(self, arena: NDArray[np.uint8], row: int) -> tuple[_Box, Words]:
+        """The box of a holding, and the fragment as an array of unsigned integers over its arena."""
+        number = int(self._holdings.box[row])
+        if number not in self._known:
+            self._known[number] = _box(self._holdings, number)
+        box = self._known[number]
+        return box, np.ndarray(box.shape, box.dtype, arena.data, int(self._holdings.address[row]), box.strides)
+
+
+def _box(holdings: Holdings, number: int) -> _Box:
+    lo, index_stride = holdings.lo[number], holdings.index_stride[number]
+    shape: tuple[int, ...] = tuple(holdings.extent[number].tolist())
+    dtype = np.dtype(f"u{holdings.itemsize[number]}")
+    last = np.arange(lo[-1], lo[-1] + shape[-1]).astype(np.uint64)
+    columns = scatter(last + _COLUMN).astype(dtype) | dtype.type(1)
+    tiles = []
+    for starts, extent in _cut(shape, _TILE_BYTES // dtype.itemsize):
+        numbers = np.zeros((1,) * len(shape), dtype=np.uint64)
+        for dim in range(len(shape) - 1):
+            along = (np.arange(extent[dim]) + (starts[dim] + lo[dim])) * (index_stride[dim] // index_stride[-2])
+            numbers = numbers + along.astype(np.uint64).reshape(-1, *(1,) * (len(shape) - dim - 1))
+        part = tuple(slice(a, a + n) for a, n in zip(starts, extent, strict=True))
+        tiles.append(_Tile(part, numbers, columns[part[-1]], lo + starts))
+    sentinel = np.frombuffer(bytes([SENTINEL]) * dtype.itemsize, dtype=dtype)[0]
+    return _Box(shape, tuple(holdings.stride[number].tolist()), dtype, sentinel, tuple(tiles))
 
 
 def _cut(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Starts and shapes of the parts, of at most `most` elements, that a shape is cut into along its leading dims."""
-    n = int(np.prod(shape[1:], dtype=np.int64)) if shape else 1
-    if not shape or n * shape[0] <= most:
+    """Starts and shapes of the parts that a shape is cut into along its leading dims: at most `most` elements, or 1 x `most`."""
+    n = int(np.prod(shape[1:], dtype=np.int64))
+    if n * shape[0] <= most:
         yield (0,) * len(shape), shape
     elif n <= most:
         step = most // n

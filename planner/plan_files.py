@@ -6,6 +6,7 @@ Rule: what is read back is validated as if it were made anew, and nothing in the
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -128,7 +129,7 @@ def load_plan(path: str | Path) -> Plan:
             }
     except KeyError as error:
         raise PlanError(f"{path}: not a shardroute plan: it has no header.json") from error
-    except (zipfile.BadZipFile, EOFError, ValueError, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, NotImplementedError, RuntimeError) as error:
         raise PlanError(
             f"{path}: not a shardroute plan, or cut short ({error}); plan again, or copy the file anew"
         ) from error

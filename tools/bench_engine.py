@@ -17,8 +17,12 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies, simulate
+
+Ints = NDArray[np.integer]
+Floats = NDArray[np.float64]
 
 PORT_BPS = 50e9  # one 400 Gb/s NIC
 LATENCY_S = 2e-6
@@ -28,7 +32,7 @@ N_DOMAINS = 16
 
 
 def pair_graph(
-    src: np.ndarray, dst: np.ndarray, n_gpus: int, n_bytes: np.ndarray, deps: tuple[np.ndarray, np.ndarray]
+    src: Ints, dst: Ints, n_gpus: int, n_bytes: Floats, deps: tuple[Ints, Ints]
 ) -> TaskGraph:
     """Flows from port out of src to port in of dst."""
     n = len(src)
@@ -46,32 +50,38 @@ def pair_graph(
     )
 
 
-def unequal(rng: np.random.Generator, n: int) -> np.ndarray:
+def unequal(rng: np.random.Generator, n: int) -> Floats:
+    """Sizes around FLOW_BYTES, log-normal: every flow ends at its own time."""
     return np.ceil(FLOW_BYTES * rng.lognormal(0, 1, n))
 
 
-def no_dependencies(n: int) -> tuple[np.ndarray, np.ndarray]:
+def no_dependencies(n: int) -> tuple[Ints, Ints]:
+    """The empty set of dependencies of n tasks."""
     return np.zeros(n + 1, np.int64), np.zeros(0, np.int64)
 
 
 def all_to_all(rng: np.random.Generator, n_tasks: int) -> TaskGraph:
+    """Unequal flows between all pairs of as many GPUs as make about n_tasks."""
     n_gpus = max(2, round((1 + (1 + 4 * n_tasks) ** 0.5) / 2))
     src = np.repeat(np.arange(n_gpus), n_gpus - 1)
     dst = (src + np.tile(np.arange(1, n_gpus), n_gpus)) % n_gpus
     return pair_graph(src, dst, n_gpus, unequal(rng, len(src)), no_dependencies(len(src)))
 
 
-def random_pairs(rng: np.random.Generator, n_tasks: int) -> tuple[np.ndarray, np.ndarray, int]:
+def random_pairs(rng: np.random.Generator, n_tasks: int) -> tuple[Ints, Ints, int]:
+    """Senders, receivers and number of GPUs: 128 of either kind, drawn at random."""
     half = 128
     return rng.integers(0, half, n_tasks), half + rng.integers(0, half, n_tasks), 2 * half
 
 
 def burst(rng: np.random.Generator, n_tasks: int) -> TaskGraph:
+    """Flows between random pairs, all at once."""
     src, dst, n_gpus = random_pairs(rng, n_tasks)
     return pair_graph(src, dst, n_gpus, unequal(rng, n_tasks), no_dependencies(n_tasks))
 
 
 def windowed(rng: np.random.Generator, n_tasks: int) -> TaskGraph:
+    """Flows between random pairs, each sender with WINDOW at a time."""
     src, dst, n_gpus = random_pairs(rng, n_tasks)
     order = np.argsort(src, kind="stable")
     rank = np.empty(n_tasks, np.int64)
@@ -82,6 +92,7 @@ def windowed(rng: np.random.Generator, n_tasks: int) -> TaskGraph:
 
 
 def relay(rng: np.random.Generator, n_tasks: int) -> TaskGraph:
+    """Pieces that enter at one domain and pass through all, each GPU sending in order."""
     n_gpus = 16 * N_DOMAINS
     n_pieces = max(1, n_tasks // N_DOMAINS)
     n_bytes = np.repeat(unequal(rng, n_pieces), N_DOMAINS)
@@ -105,6 +116,7 @@ CASES: dict[str, Callable[[np.random.Generator, int], TaskGraph]] = {
 
 
 def measure(case: str, n_tasks: int, tolerance: float, seed: int) -> dict[str, float]:
+    """Makes a case and simulates it twice: the first run pays for Numba and its cache."""
     start = time.perf_counter()
     graph = CASES[case](np.random.default_rng(seed), n_tasks)
     made = time.perf_counter()
@@ -124,7 +136,8 @@ def measure(case: str, n_tasks: int, tolerance: float, seed: int) -> dict[str, f
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Times the event kernel on seeded cases.")
+    """Runs the cases asked for, each in its own process, and prints a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES), help="all by default; may be given more than once")
     parser.add_argument("--tasks", type=int, default=16_256, help="about how many tasks (default: %(default)s)")
     parser.add_argument("--tolerance", type=float, default=0.0)

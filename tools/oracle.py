@@ -10,9 +10,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardroute.planner.simulator import TaskGraph, simulate
 from shardroute.topologies.errors import InputError, ShardrouteError
@@ -21,7 +21,7 @@ from shardroute.topologies.errors import InputError, ShardrouteError
 LIMIT = 1e-6
 
 
-def read_case(path: Path) -> tuple[TaskGraph, np.ndarray[Any, np.dtype[np.float64]]]:
+def read_case(path: Path) -> tuple[TaskGraph, NDArray[np.float64]]:
     """The task graph of an oracle file and the finish times it states; InputError names what is wrong in the file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,6 +73,7 @@ def largest_difference(path: Path) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Runs the files named and prints a line for each; the exit code."""
     if not arguments or any(argument in ("-h", "--help") for argument in arguments):
         print(__doc__, file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2

@@ -73,4 +73,5 @@ def _implied(links: Ints, neighbours: Ints, graph: TaskGraph) -> np.ndarray[tupl
 
 def _refined(label: Ints, values: Ints) -> Ints:
     """Labels 0, 1, 2, ... that are equal where both label and value are."""
-    return np.unique(label * (int(values.max()) + 1) + values, return_inverse=True)[1]
+    labels: Ints = np.unique(label * (int(values.max()) + 1) + values, return_inverse=True)[1]
+    return labels

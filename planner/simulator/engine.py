@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -64,18 +63,20 @@ def simulate(
     """
     if not 0.0 <= tolerance < 1.0:
         raise InputError(f"tolerance: found {tolerance!r}, expected a share in [0, 1)")
-    state = _lower(graph)
+    tolerance = float(tolerance)  # an int would compile the kernel once more
+    state = arrays = _lower(graph)
     done = False
-    if compiled is False or (compiled is None and graph.n_tasks <= PLAIN_TASKS):
+    if compiled is None and graph.n_tasks <= PLAIN_TASKS:
         state = _as_lists(state)
         done = kernel.advance(state, tolerance, PLAIN_WORK)
-    run = kernel if done or compiled is False else _compiled_kernel(required=compiled is True)
-    if run is not kernel:
-        state = _as_arrays(state)
-    while not done:
-        done = run.advance(state, tolerance, _WORK_A_REPORT)
-        if progress is not None:
-            progress(int(state.counts[kernel.N_DONE]) / max(graph.n_tasks, 1))
+    if not done:
+        run = kernel if compiled is False else _compiled_kernel(required=compiled is True)
+        state = _as_lists(state) if run is kernel else _as_arrays(state, arrays)
+        while not run.advance(state, tolerance, _WORK_A_REPORT):
+            if progress is not None:
+                progress(int(state.counts[kernel.N_DONE]) / graph.n_tasks)
+    if progress is not None:
+        progress(1.0)
     assert state.counts[kernel.N_DONE] == graph.n_tasks, "the kernel stopped before its tasks did"
     return _result(graph, state)
 
@@ -97,7 +98,7 @@ def _result(graph: TaskGraph, columns: kernel.State) -> SimulationResult:
     )
 
 
-def _lower(graph: TaskGraph) -> Any:
+def _lower(graph: TaskGraph) -> kernel.State:
     """The kernel's columns, as arrays, at time 0 with the tasks that wait for none made due."""
     n, m = graph.n_tasks, graph.n_links
     class_of, first = sort_flows(graph)
@@ -107,8 +108,7 @@ def _lower(graph: TaskGraph) -> Any:
     cap = graph.cap[first]
     peak = np.minimum(cap, np.minimum.reduceat(graph.capacity[route_link], route_ptr[:-1])) if e else cap
     flows = class_of >= 0
-    with np.errstate(invalid="ignore"):
-        hold_s = np.where(flows | (graph.amount == 0), 0.0, graph.amount / graph.cap)
+    hold_s = np.where(flows, 0.0, graph.amount / graph.cap)
     next_ptr, next_tasks = _reversed(graph)
     n_missing = np.diff(graph.dep_ptr)
     due = np.flatnonzero(n_missing == 0)
@@ -142,10 +142,11 @@ def _lower(graph: TaskGraph) -> Any:
     link_codes[kernel.MEMBERS_FROM] = _starts(np.bincount(route_link, minlength=m))
     slots = np.zeros((4, e), np.int64)
     slots[kernel.LINK] = route_link
-    return kernel.State(
-        task_times, task_codes, class_rates, class_codes, link_rates, link_codes, slots, next_tasks,
-        np.full(2 * n_leaves, np.inf), np.zeros(m + k), np.zeros(m + k, np.int64), counts, np.zeros(1),
-    )  # fmt: skip
+    ends, fill_level, fill_code = np.full(2 * n_leaves, np.inf), np.zeros(m + k), np.zeros(m + k, np.int64)
+    return kernel.State._make((
+        task_times, task_codes, class_rates, class_codes, link_rates, link_codes, slots,
+        next_tasks, ends, fill_level, fill_code, counts, np.zeros(1),
+    ))  # fmt: skip
 
 
 def _starts(counts: Ints) -> Ints:
@@ -163,21 +164,24 @@ def _reversed(graph: TaskGraph) -> tuple[Ints, Ints]:
 
 def _as_lists(state: kernel.State) -> kernel.State:
     """The same columns as lists, which plain Python reads several times faster than arrays."""
-    return kernel.State(*(column.tolist() for column in state))
+    return kernel.State._make(np.asarray(column).tolist() for column in state)
 
 
-def _as_arrays(state: kernel.State) -> kernel.State:
-    """The same columns as arrays."""
-    return kernel.State(*(np.asarray(column) for column in state))
+def _as_arrays(state: kernel.State, like: kernel.State) -> kernel.State:
+    """The same columns as arrays of the types and shapes of `like`, which an empty list doesn't show."""
+    pairs = ((column, np.asarray(as_made)) for column, as_made in zip(state, like, strict=True))
+    return kernel.State._make(np.asarray(column, as_made.dtype).reshape(as_made.shape) for column, as_made in pairs)
 
 
 def _compiled_kernel(required: bool) -> ModuleType:
-    """The kernel with its functions compiled; the plain kernel where Numba isn't installed, unless it is required."""
+    """The kernel with its functions compiled; without Numba the plain kernel, or InputError where it is required."""
     try:
         return _compile_kernel()
     except ModuleNotFoundError as error:
-        if error.name != "numba" or required:
+        if error.name != "numba":
             raise
+        if required:
+            raise InputError("compiled=True: Numba isn't installed; install it, or leave `compiled` out") from None
         return kernel
 
 
@@ -187,9 +191,15 @@ def _compile_kernel() -> ModuleType:
     import numba
 
     spec = importlib.util.find_spec(kernel.__name__)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name in kernel.FUNCTIONS:
-        setattr(module, name, numba.njit(cache=True)(getattr(module, name)))
+        function = getattr(module, name)
+        try:
+            compiled = numba.njit(cache=True)(function)
+        except RuntimeError:  # neither this folder, NUMBA_CACHE_DIR nor the user's cache can be written
+            compiled = numba.njit(function)
+        setattr(module, name, compiled)
     return module

@@ -75,7 +75,9 @@ MEMBERS_FROM, N_MEMBERS, N_OPEN, LINK_MARK, WATER_MARK, TAKEN, SUSPECTS, IS_SUSP
 # slots. LINK: of the route place. The members of a link stand from MEMBERS_FROM on: MEMBER the class, MEMBER_SLOT its route
 # place there; PLACE: where the member for this route place stands.
 LINK, MEMBER, MEMBER_SLOT, PLACE = range(4)
-N_DUE, N_DONE, N_SOLVES, N_CHANGED, N_PICKED, N_TAKEN, N_SUSPECTS, N_LAST_PICKED, N_WORK, N_TASKS, N_CLASSES, N_LINKS, N_LEAVES = range(13)
+# counts: lengths of the lists and heaps above, what is done so far, and sizes.
+N_DUE, N_CHANGED, N_PICKED, N_TAKEN, N_SUSPECTS, N_DONE, N_SOLVES, N_WORK, N_LAST_PICKED = range(9)
+N_TASKS, N_CLASSES, N_LINKS, N_LEAVES = range(9, 13)
 
 # Times and levels that differ by less than this, relatively, differ by rounding only: 512 steps of a double. One event takes
 # them all, so symmetric flows end together and cost one solve.
@@ -637,4 +639,7 @@ def advance(s: State, tolerance: float, max_work: int) -> bool:
 
 
 # What is compiled, callees first.
-FUNCTIONS = ["sift_down", "push", "pop", "set_end", "note_change", "finish", "end_first", "begin", "take_due", "attach", "detach", "water_level", "find_floor", "seed", "spread", "fill", "settle", "adopt_rates", "end_early", "solve_changed", "advance"]
+FUNCTIONS = (
+    *("sift_down", "push", "pop", "set_end", "note_change", "finish", "end_first", "begin", "take_due", "attach", "detach"),
+    *("water_level", "find_floor", "seed", "spread", "fill", "settle", "adopt_rates", "end_early", "solve_changed", "advance"),
+)

@@ -14,6 +14,10 @@ Ints = NDArray[np.int64]
 SmallInts = NDArray[np.int32]
 Csr = tuple[Ints, SmallInts]
 
+# Filling subtracts what heavy flows take from a link before the light ones share the rest: each factor of 10 between weights
+# costs a digit of the light flows' rates, of the 16 that there are.
+_WEIGHT_RANGE = 1e6
+
 _DTYPES: dict[str, type[np.generic]] = {
     "route_ptr": np.int64,
     "route_links": np.int32,
@@ -29,8 +33,8 @@ class TaskGraph:
     A task is ready when `start_s` is reached and every task of `dep_tasks[dep_ptr[i]:dep_ptr[i + 1]]` has finished. It
     then waits `delay_s` without using a link, and then moves `amount` units over all links of
     `route_links[route_ptr[i]:route_ptr[i + 1]]` at one rate: its max-min fair share, where rate / `weight` is what is
-    equalised, and never over `cap`. A link that a route names twice is used twice. Dependencies name smaller indices
-    only, so that no cycle can be written. The columns are copied to contiguous, read-only arrays.
+    equalised, and never over `cap`. Weights span a factor of 10^6 at most. A link that a route names twice is used twice.
+    Dependencies name smaller indices only, so that no cycle can be written. Columns are copied to contiguous, read-only arrays.
 
     A task without a route moves its amount at `cap`; one with amount 0 finishes when its delay is over.
 
@@ -60,6 +64,10 @@ class TaskGraph:
             _check_rows(name, getattr(self, name), lambda x: (x >= 0) & np.isfinite(x), "finite and >= 0")
         _check_rows("cap", self.cap, lambda x: x > 0, "> 0 (inf for none)")
         _check_rows("weight", self.weight, lambda x: (x > 0) & np.isfinite(x), "finite and > 0")
+        if n and self.weight.max() > _WEIGHT_RANGE * self.weight.min():
+            raise InputError(
+                f"weight: found {self.weight.min():g} to {self.weight.max():g}, expected at most a factor {_WEIGHT_RANGE:g}"
+            )
         _check_csr("route", self.route_ptr, self.route_links, n)
         _check_csr("dep", self.dep_ptr, self.dep_tasks, n)
         n_links = len(self.capacity)
@@ -149,8 +157,8 @@ def _column(name: str, values: ArrayLike) -> NDArray[np.generic]:
         raise InputError(f"{name}: found {found.dtype}, expected integers")
     if not (np.issubdtype(found.dtype, np.number) or found.dtype == np.bool_):
         raise InputError(f"{name}: found {found.dtype}, expected numbers")
-    if dtype is np.int32 and found.size and found.max() > np.iinfo(np.int32).max:
-        raise InputError(f"{name}: found {found.max()}, expected at most {np.iinfo(np.int32).max} (int32)")
+    if dtype is np.int32 and found.size and max(found.max(), -found.min()) > np.iinfo(np.int32).max:
+        raise InputError(f"{name}: found {found.min()} to {found.max()}, expected numbers of 32 bits")
     column = np.array(found, dtype=dtype)
     column.setflags(write=False)
     return column
@@ -161,7 +169,9 @@ def _check_length(name: str, found: int, expected: int, why: str) -> None:
         raise InputError(f"{name}: found {found} rows, expected {expected} ({why})")
 
 
-def _check_rows(name: str, column: NDArray[np.generic], is_good: Callable[[NDArray[Any]], NDArray[np.bool_]], expected: str) -> None:
+def _check_rows(
+    name: str, column: NDArray[np.generic], is_good: Callable[[NDArray[Any]], NDArray[np.bool_]], expected: str
+) -> None:
     bad = ~is_good(column)
     if bad.any():
         row = int(bad.argmax())

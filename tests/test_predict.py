@@ -1,0 +1,122 @@
+"""Predictions in closed form: one copy takes launch + latency + bytes / rate; sharing, lanes, relays and collectives follow."""
+
+import numpy as np
+import pytest
+
+from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
+from shardroute.planner.problems import one_tensor
+from shardroute.planner.routing.strategies import make_plan
+from shardroute.planner.simulator.refit import predict
+from shardroute.topologies.calibrations import default_calibration, nominal_calibration
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.machines import load_machine
+from shardroute.topologies.topologies import build_topology
+
+MB = 1_000_000
+H100 = load_machine("dgx-h100")
+COSTS = default_calibration("dgx-h100")
+LAUNCH_S = COSTS.launch_s
+NIC_Bps = 50e9 * COSTS.nic.efficiency
+NVLINK_Bps = 450e9 * COSTS.nvlink.efficiency
+
+
+def copies(pairs, n_bytes, n_ranks, strategy="direct", costs=COSTS):
+    """Predict `n_bytes` from one rank to others: pairs = (source rank, destination ranks)."""
+    source, targets = pairs
+    shape = (n_bytes,)
+    problem = one_tensor(
+        shape, "u8", place(shape, Mesh.of({"x": 1}, [source]), [Replicate()]), place(shape, Mesh.of({"x": len(targets)}, targets), [Replicate()])
+    )
+    plan = make_plan(problem, build_topology(H100, None, n_ranks), strategy, n_bytes)
+    return predict(plan, costs)
+
+
+def test_one_copy_between_domains_takes_launch_latency_and_bytes_over_the_nic() -> None:
+    found = copies((0, [8]), 10 * MB, 16)
+
+    assert found.predicted_s == pytest.approx(LAUNCH_S + COSTS.nic.latency_s + 10 * MB / NIC_Bps)
+
+
+def test_one_copy_inside_a_domain_goes_by_nvlink() -> None:
+    found = copies((0, [3]), 10 * MB, 8)
+
+    assert found.predicted_s == pytest.approx(LAUNCH_S + COSTS.nvlink.latency_s + 10 * MB / NVLINK_Bps)
+    assert {r.name for r in found.resources} == {"NVLink out of GPU 0", "NVLink into GPU 3"}
+
+
+def test_two_copies_from_one_nic_share_it() -> None:
+    found = copies((0, [8, 16]), 10 * MB, 24)
+
+    assert found.predicted_s == pytest.approx(LAUNCH_S + COSTS.nic.latency_s + 20 * MB / NIC_Bps)
+    assert found.resources[0].name == "NIC out of GPU 0"
+    assert found.resources[0].n_bytes == 20 * MB
+    assert found.resources[0].busy_s == pytest.approx(20 * MB / NIC_Bps)
+
+
+def test_a_relay_starts_when_its_input_has_arrived() -> None:
+    found = copies((0, [8, 16]), 10 * MB, 24, "domain-relay")
+
+    hop = LAUNCH_S + COSTS.nic.latency_s + 10 * MB / NIC_Bps
+    assert sorted(found.timeline.end_s.tolist()) == pytest.approx([hop, 2 * hop])
+
+
+def test_a_hand_over_follows_the_arrival_in_the_domain() -> None:
+    found = copies((0, [8, 9]), 10 * MB, 16, "domain-relay")
+
+    across = LAUNCH_S + COSTS.nic.latency_s + 10 * MB / NIC_Bps
+    assert found.predicted_s == pytest.approx(across + LAUNCH_S + COSTS.nvlink.latency_s + 10 * MB / NVLINK_Bps)
+
+
+def test_a_local_copy_reads_and_writes_memory() -> None:
+    found = copies((0, [0]), 10 * MB, 8)
+
+    assert found.predicted_s == pytest.approx(LAUNCH_S + 10 * MB / (H100.hbm_Bps / 2))
+
+
+def test_a_broadcast_is_one_pipelined_chain() -> None:
+    # All-gather over one rank costs its launch; the broadcast walks rank 0 -> 8 -> 9 (one NIC hop, one NVLink hop), all hops at once.
+    found = copies((0, [8, 9]), 10 * MB, 16, "gather-broadcast")
+
+    gather = LAUNCH_S
+    broadcast = LAUNCH_S + COSTS.nic.latency_s + COSTS.nvlink.latency_s + 10 * MB / NIC_Bps
+    copy_out = LAUNCH_S + 10 * MB / (H100.hbm_Bps / 2)
+    assert found.predicted_s == pytest.approx(gather + broadcast + copy_out)
+
+
+def test_an_all_gather_over_domains_uses_as_many_rings_as_nics() -> None:
+    shape = (16, MB)
+    problem = one_tensor(shape, "u8", place(shape, Mesh.of({"x": 16}), [Shard(0)]), place(shape, Mesh.of({"x": 1}, [16]), [Replicate()]))
+    plan = make_plan(problem, build_topology(H100, None, 17), "gather-broadcast")
+
+    found = predict(plan, nominal_calibration(H100))
+
+    # 8 rings, each over both domains' NIC once: 16 MB * 15/16 / 8 a ring at 50 GB/s.
+    assert found.timeline.end_s[0] == pytest.approx(15 * MB / 8 / 50e9)
+
+
+def test_cores_are_shared_by_the_ranks_that_have_work() -> None:
+    costs = default_calibration("cpu-processes")
+    machine = load_machine("cpu-processes")
+    shape = (8, MB)
+    problem = one_tensor(shape, "u8", place(shape, Mesh.of({"x": 8}), [Shard(0)]), place(shape, Mesh.of({"x": 8}, range(8, 16)), [Shard(0)]))
+    plan = make_plan(problem, build_topology(machine, None, 16), "direct")
+
+    found = predict(plan, costs)
+
+    work = 8 * (costs.launch_s + costs.piece_s + MB / costs.copy_Bps)
+    assert found.predicted_s == pytest.approx(work / costs.cores)
+    assert found.resources[0].n_bytes == 8 * MB
+
+
+def test_another_machine_must_have_enough_gpus() -> None:
+    problem = one_tensor((8,), "u8", place((8,), Mesh.of({"x": 1}), [Replicate()]), place((8,), Mesh.of({"x": 1}, [9]), [Replicate()]))
+    plan = make_plan(problem, build_topology(H100, None, 10), "direct")
+
+    with pytest.raises(InputError, match="has 8 GPUs, the plan uses 10 ranks"):
+        predict(plan, COSTS, build_topology(H100, 1))
+
+
+def test_spans_are_one_a_step_and_never_end_before_they_start() -> None:
+    found = copies((0, [8, 9, 16, 17, 24]), 100 * MB, 32, "domain-relay")
+
+    assert np.all(found.timeline.end_s > found.timeline.start_s)
