@@ -36,6 +36,9 @@ from shardroute.topologies.errors import RunError
 ERROR_BYTES = 1024  # room for a rank's last words
 RUNNING = 1 << 16  # in `exit_code` while a rank lives; no exit code or negated signal number is that large
 _LOOK_AGAIN_S = 1.0
+# Where NumPy copies elements as fast as inner loops: 12-byte runs go at 2.7 GB/s against 1.9, 64-byte runs at 2.9 against 2.9
+# (measured on 2 cores of a Xeon, NumPy 2.4.6).
+_ELEMENT_BYTES = 64
 _PAGE = 4096  # touching more often than pages are large is harmless
 _LIFELINE, _CALLER = 0, 1  # standard input and output, see above
 
@@ -223,11 +226,11 @@ def _views(shared: SharedFile, programs: Programs, rank: int, rows: NDArray[np.i
 def _shape(
     run: int, count: list[int], src_stride: list[int], dst_stride: list[int]
 ) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """dtype, shape and strides of a strided block. Short runs become elements, for which NumPy has loops of their own."""
+    """dtype, shape and strides of a strided block. Short runs become elements, which NumPy copies in one loop, not one loop a run."""
     dims = [d for d, n in enumerate(count) if n > 1]
     shape, a, b = (tuple(x[d] for d in dims) for x in (count, src_stride, dst_stride))
-    if run in (1, 2, 4, 8):
-        return f"u{run}", shape, a, b
+    if run <= _ELEMENT_BYTES:
+        return f"V{run}", shape, a, b
     return "u1", (*shape, run), (*a, 1), (*b, 1)
 
 
