@@ -23,7 +23,9 @@ __all__ = ["main"]
 @app.command("run", rich_help_panel="Run and measure")
 def run_command(
     plan: PlanArgument,
-    transport: Annotated[str, typer.Option("--transport", "-t", help=f"What moves the bytes: {', '.join(TRANSPORTS)}.")] = "processes",
+    transport: Annotated[
+        str, typer.Option("--transport", "-t", help=f"What moves the bytes: {', '.join(TRANSPORTS)}.")
+    ] = "processes",
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Run this often and report the median.")] = 1,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that everything may take.")] = DEFAULT_TIMEOUT_S,
@@ -62,10 +64,20 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
     rate = f" ({format_bandwidth(result.n_bytes_copied / result.measured_s)})" if result.measured_s > 0 else ""
     wrong = result.verified.mismatches
     return [
-        ("measured", format_seconds(result.measured_s) + (f", median of {len(result.trials_s)}" if len(result.trials_s) > 1 else "")),
+        (
+            "measured",
+            format_seconds(result.measured_s) + (f", median of {len(result.trials_s)}" if len(result.trials_s) > 1 else ""),
+        ),
         ("copied", format_bytes(result.n_bytes_copied) + rate),
-        ("verified", f"{format_bytes(result.verified.bytes)} of destination, " + ("all right" if wrong == 0 else f"{wrong} WRONG")),
-        ("memory", f"{format_bytes(result.memory_bytes)} of buffers, at most {format_bytes(int(result.staging_bytes.max(initial=0)))} staging a rank"),
+        (
+            "verified",
+            f"{format_bytes(result.verified.bytes)} of destination, " + ("all right" if wrong == 0 else f"{wrong} WRONG"),
+        ),
+        (
+            "memory",
+            f"{format_bytes(result.memory_bytes)} of buffers, "
+            f"at most {format_bytes(int(result.staging_bytes.max(initial=0)))} staging a rank",
+        ),
         ("by", result.timeline.source),
     ]
 
@@ -91,7 +103,11 @@ def calibrate_command(
 
 @app.command("demo", rich_help_panel="Start here")
 def demo_command(
-    ranks: Annotated[str, typer.Option("--ranks", help="`all`: as many processes as the plan has GPUs (256).", hidden=True)] = "all",
+    ranks: Annotated[
+        str, typer.Option("--ranks", help="`all`: as many processes as the plan has GPUs (256).", hidden=True)
+    ] = "all",
 ) -> None:
-    """The main job on a real model: Qwen3-235B from training to inference layout on DGX H100, planned, predicted, and run small."""
+    """The main job on a real model: Qwen3-235B from training to inference layout on DGX H100, planned, predicted, and run
+    small.
+    """
     show_demo()

@@ -32,7 +32,9 @@ def show_demo() -> None:
     console = stdout()
     console.print(f"1. {MODEL} from {FROM} (training) to {TO} (inference) on {MACHINE}", style="bold", markup=False)
     best = _plan_all()
-    console.print(f"\n2. The same plan for the model scaled down {SCALE} times, run by real processes here", style="bold", markup=False)
+    console.print(
+        f"\n2. The same plan for the model scaled down {SCALE} times, run by real processes here", style="bold", markup=False
+    )
     _run_small(best.report.strategy)
 
 
@@ -44,7 +46,7 @@ def _plan_all() -> Planned:
     planned = [plan_and_predict(problem, topology, calibration, strategy) for strategy in STRATEGIES]
     planned.sort(key=lambda p: (p.report.predicted_s, p.report.strategy))
     print_table(
-        ["strategy", "predicted", "", "into other domains", "steps", "planned in"],
+        ["strategy", "predicted", "", "across domains", "steps", "planned in"],
         [
             [
                 p.report.strategy,
@@ -56,7 +58,7 @@ def _plan_all() -> Planned:
             ]
             for p in planned
         ],
-        right=["predicted", "into other domains", "steps", "planned in"],
+        right=["predicted", "across domains", "steps", "planned in"],
     )
     best = planned[0]
     with progress("checking"):
@@ -84,5 +86,11 @@ def _run_small(strategy: str) -> None:
         result = run_plan(plan, repeats=REPEATS, progress=done)
     if result.mismatches:
         raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in result.mismatches[:4]))
-    print_facts("", [("processes", f"{summary.n_src_gpus} training + {summary.n_dst_gpus} inference ranks, one each"), ("steps", f"{len(plan.steps):,}")])
+    print_facts(
+        "",
+        [
+            ("processes", f"{summary.n_src_gpus} training + {summary.n_dst_gpus} inference ranks, one each"),
+            ("steps", f"{len(plan.steps):,}"),
+        ],
+    )
     print_comparison(compare(prediction.timeline, result.timeline))

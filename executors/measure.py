@@ -3,20 +3,21 @@
 The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_bytes / copy_Bps of CPU time,
 and all ranks that have work share `cores` cores.
 
-Three kinds of steps are run by one rank alone: a tiny piece, many tiny pieces, one large piece. Their median times are three equations
-with three unknowns. Then as many ranks as the machine can use copy at once; the CPU time that the model says this takes, over the time
-that it took, is `cores`.
+Three kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, none of them in a cache. Their median times are three equations
+with three unknowns. Then twice as many ranks as there are CPUs copy at once; the CPU time that the model says this takes, over the
+time that it took, is `cores`.
 """
 
 import datetime
 import os
 import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardroute.executors.interpret import compile_plan
-from shardroute.executors.processes import ProcessSession, machine_text
+from shardroute.executors.processes import machine_text
+from shardroute.executors.run import run_plan
 from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
 from shardroute.planner.problems import Layout, Problem, Tensor
@@ -27,25 +28,35 @@ from shardroute.topologies.topologies import build_topology
 
 MACHINE = "cpu-processes"
 LIBRARY = "processes"
-_N_TRIALS = 3
+_REPEATS, _REPEATS_TOGETHER = 3, 5
 # Steps of each kind: enough that each kind takes some 10 ms, which is long against a scheduler's tick of 1 to 4 ms.
-_N_SINGLE, _N_MANY, _N_LARGE = 2000, 16, 16
+_N_SINGLE, _N_MANY, _N_LARGE = 2000, 16, 24
 _PIECES_OF_MANY = 500
-# Pieces are bf16 boxes that take half of each row, as a column-parallel weight split in two does: (rows, columns).
-_TINY, _LARGE = (4, 16), (2048, 512)
-# What all ranks copy together when they run at once: far beyond caches, little enough for any machine.
+# Pieces are bf16 boxes that take half of each row, as when a weight is split by columns: (rows, columns) of 128 B, 4 KiB and 2 MiB.
+_TINY, _SMALL, _LARGE = (4, 16), (8, 256), (2048, 512)
+# What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
 _TOGETHER_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A tensor whose rows lie on source ranks, and the left half of whose columns goes to destination ranks, in equal pieces."""
+
+    tensor: Tensor
+    source: Fragments
+    target: Fragments
+    boxes: Boxes
 
 
 def calibrate_here(timeout_s: float = 60.0) -> Calibration:
     """The costs of transport `processes` on this machine, measured now; takes some seconds.
 
-    Raises RunError when what was measured contradicts the model (a machine too busy to measure on), or a run fails.
+    Raises RunError when what was measured contradicts the model (the machine is busy with something else), or a run fails.
     """
     launch_s, piece_s, copy_Bps = _alone(timeout_s)
     cores = _together(launch_s, piece_s, copy_Bps, timeout_s)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    source = f"measured on {today} by `shardroute.executors.measure` on {platform.node()}, {machine_text()}"
+    source = f"measured on {today} on {platform.node()} ({machine_text()}) by running plans; see shardroute.executors.measure"
     values = {"step.launch": launch_s, "step.piece": piece_s, "cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
     figures = [calibration_figure(key, value, source) for key, value in values.items()]
     return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
@@ -54,17 +65,67 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
 def _alone(timeout_s: float) -> tuple[float, float, float]:
     """launch_s, piece_s and copy_Bps, from one rank that copies to another while nothing else runs."""
     n_pieces = [1] * _N_SINGLE + [_PIECES_OF_MANY] * _N_MANY + [1] * _N_LARGE
-    kind = np.repeat([0, 1, 2], [_N_SINGLE, _N_MANY, _N_LARGE])
-    tiny = _half_rows("tiny", _N_SINGLE + _N_MANY * _PIECES_OF_MANY, _TINY, [(0, 1)])
-    large = _half_rows("large", _N_LARGE, _LARGE, [(0, 1)])
-    pieces = np.concatenate([np.arange(len(tiny[1].lo)), np.arange(len(large[1].lo))])
-    tensors = np.repeat([0, 1], [len(tiny[1].lo), len(large[1].lo)])
-    plan = _copies([tiny, large], n_pieces, tensors, pieces, [(0, 1)] * len(n_pieces))
-    periods = np.median([_starts(plan, trial) for trial in range(1)], axis=0) if False else _periods(plan, timeout_s)
-    medians = np.array([np.median(periods[:, kind[: periods.shape[1]] == k]) for k in range(3)])
-    costs = plan.step_bytes[[0, _N_SINGLE, -1]]
-    model = np.stack([np.ones(3), [1, _PIECES_OF_MANY, 1], costs], axis=1)
+    sizes = {"tiny": (_N_SINGLE, _TINY), "small": (_N_MANY * _PIECES_OF_MANY, _SMALL), "large": (_N_LARGE, _LARGE)}
+    plan = _copies([_rows(name, [(0, 1)], n, piece) for name, (n, piece) in sizes.items()], n_pieces, [(0, 1)] * len(n_pieces))
+    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
+    kind = np.repeat([0, 1, 2], [_N_SINGLE, _N_MANY, _N_LARGE])[:-1]
+    # From start to start, so that what lies between two steps (marks, clocks) is counted as part of launching.
+    medians = np.array([np.median(np.diff(start_s)[kind == k]) for k in range(3)])
+    example = np.array([0, _N_SINGLE, -1])
+    model = np.stack([np.ones(3), plan.step_pieces[example], plan.step_bytes[example]], axis=1)
     launch_s, piece_s, byte_s = np.linalg.solve(model, medians).tolist()
-    if byte_s <= 0 or piece_s < 0:
-        raise RunError(f"measured step times of {medians} s contradict the model; is the machine busy? Measure again when it isn't")
-    return max(launch_s, 0.0), piece_s, 1 / byte_s
+    if launch_s < 0 or piece_s < 0 or byte_s <= 0:
+        raise RunError(f"steps took {medians.tolist()} s, which no such costs explain; is the machine busy? Measure when it is idle")
+    return launch_s, piece_s, 1 / byte_s
+
+
+def _together(launch_s: float, piece_s: float, copy_Bps: float, timeout_s: float) -> float:
+    """cores, from a ring of ranks that all copy to the next at the same time."""
+    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_ranks = 2 * n_cpus
+    n_each = max(1, _TOGETHER_BYTES // n_ranks // (_LARGE[0] * _LARGE[1] * 2))
+    ring = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
+    plan = _copies([_rows("ring", ring, n_each, _LARGE)], [1] * (n_ranks * n_each), [pair for pair in ring for _ in range(n_each)])
+    # The fastest trial: whatever else the machine did meanwhile can only have taken cores away.
+    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
+    work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(plan.step_bytes.sum()) / copy_Bps
+    return min(work_s / measured_s, float(n_cpus))
+
+
+def _rows(name: str, pairs: Sequence[tuple[int, int]], n_pieces: int, piece: tuple[int, int]) -> _Rows:
+    """`n_pieces` pieces of (rows, columns) for each (source, destination) pair."""
+    n_rows, n_columns = piece
+    shape = (len(pairs) * n_pieces * n_rows, 2 * n_columns)
+    first = np.arange(len(pairs), dtype=np.int64) * n_pieces * n_rows
+    source = Fragments.dense(shape, [a for a, _ in pairs], *_boxes(first, n_pieces * n_rows, 2 * n_columns))
+    target = Fragments.dense(shape, [b for _, b in pairs], *_boxes(first, n_pieces * n_rows, n_columns))
+    pieces = _boxes(np.arange(len(pairs) * n_pieces, dtype=np.int64) * n_rows, n_rows, n_columns)
+    return _Rows(Tensor(name, shape, "bf16"), source, target, Boxes(*pieces))
+
+
+def _boxes(first_row: Ints, n_rows: int, n_columns: int) -> tuple[Ints, Ints]:
+    lo = np.stack([first_row, np.zeros_like(first_row)], axis=1)
+    return lo, lo + np.array([n_rows, n_columns])
+
+
+def _copies(rows: Sequence[_Rows], n_pieces: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Plan:
+    """The plan that copies all pieces of all tensors, in order: step i takes the next n_pieces[i] from pairs[i][0] to pairs[i][1]."""
+    names = tuple((r.tensor.name,) for r in rows)
+    source, target = Layout(tuple(r.source for r in rows), names), Layout(tuple(r.target for r in rows), names)
+    n, n_ranks = len(n_pieces), int(max(max(pair) for pair in pairs)) + 1
+    counts = [len(r.boxes.lo) for r in rows]
+    bundles = Bundles(
+        np.cumsum([0, *n_pieces]), np.repeat(np.arange(len(rows)), counts), np.concatenate([np.arange(c) for c in counts]),
+        np.full(sum(counts), -1),
+    )  # fmt: skip
+    steps = Steps(
+        op=np.full(n, Op.COPY), lane=np.full(n, Lane.INJECT), backend=np.full(n, Backend.PROCESSES), bundle=np.arange(n),
+        src=np.array([a for a, _ in pairs]), dst=np.array([b for _, b in pairs]), group=np.full(n, -1),
+        src_at=np.full(n, SOURCE), dst_at=np.full(n, TARGET), after_ptr=np.zeros(n + 1, np.int64), after=np.zeros(0, np.int64),
+    )  # fmt: skip
+    return Plan(
+        strategy="measure", topology=build_topology(load_machine(MACHINE), min_gpus=n_ranks),
+        problem=Problem(tuple(r.tensor for r in rows), source, target, n_ranks), boxes=tuple(r.boxes for r in rows),
+        bundles=bundles, steps=steps, group_ptr=np.zeros(1, np.int64), group_ranks=np.zeros(0, np.int32),
+        slot_bytes=np.zeros(0, np.int64),
+    )  # fmt: skip

@@ -1,9 +1,9 @@
 """Planning: the problem, the plan, the prediction. Pure: no GPU, no clock, no process group.
 
-    problem, summary = refit_problem(load_model("qwen3-30b-a3b"), parse_spec("EP8 x PP2"), parse_spec("TP8 x DP2"))
-    plan = make_plan(problem, build_topology(load_machine("dgx-h100"), min_gpus=problem.n_ranks), "domain-relay")
-    check(plan)
-    print(predict(plan, default_calibration("dgx-h100")).predicted_s)
+problem, summary = refit_problem(load_model("qwen3-30b-a3b"), parse_spec("EP8 x PP2"), parse_spec("TP8 x DP2"))
+plan = make_plan(problem, build_topology(load_machine("dgx-h100"), min_gpus=problem.n_ranks), "domain-relay")
+check(plan)
+print(predict(plan, default_calibration("dgx-h100")).predicted_s)
 """
 
 from shardroute.planner.check import Proof, check

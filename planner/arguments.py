@@ -21,7 +21,9 @@ def tensor_problem(
     from_ranks: str | None = None,
     to_ranks: str | None = None,
 ) -> Problem:
-    """The problem of one tensor between two meshes. Source ranks count from 0 and destination ranks follow, unless they are given."""
+    """The problem of one tensor between two meshes. Source ranks count from 0 and destination ranks follow, unless they are
+    given.
+    """
     dims = parse_shape(shape)
     source_axes, target_axes = parse_axes("--from-mesh", from_mesh), parse_axes("--to-mesh", to_mesh)
     source = _mesh(source_axes, from_ranks, "--from-ranks", 0)
@@ -64,7 +66,9 @@ def parse_placements(option: str, text: str | None) -> list[Placement]:
     for item in text.split(","):
         match = re.fullmatch(r"\s*(?:(R)|S\(?(\d{1,3})\)?)\s*", item, re.IGNORECASE)
         if match is None:
-            raise InputError(f"{option} {text!r}: {item!r} isn't a placement; expected S0, S1, ... (shard that dim) or R (replicate)")
+            raise InputError(
+                f"{option} {text!r}: {item!r} isn't a placement; expected S0, S1, ... (shard that dim) or R (replicate)"
+            )
         placements.append(Replicate() if match[1] else Shard(int(match[2])))
     return placements
 

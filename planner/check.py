@@ -1,9 +1,9 @@
 """Proof that a plan delivers its problem: every needed element once, from a rank that holds it, and nothing else.
 
 The proof trusts nothing that planning worked out. Per class it shows that the plan's pieces are disjoint and that those inside
-each needed box fill it (no overlap and equal volumes). Then it follows every step: each read must find the piece there, each delivery must be
-needed and the only one, and staging memory must not be overwritten before it is read. Element data is never touched; the cost grows
-with the number of bundle entries times the steps that carry them.
+each needed box fill it (no overlap and equal volumes). Then it follows every step: each read must find the piece there, each
+delivery must be needed and the only one, and staging memory must not be overwritten before it is read. Element data is never
+touched; the cost grows with the number of bundle entries times the steps that carry them.
 """
 
 from collections import defaultdict
@@ -38,9 +38,7 @@ def check(plan: Plan) -> Proof:
 
 def class_containment(fragments: Fragments, boxes: Boxes, n_ranks: int) -> NDArray[np.bool_]:
     """Which rank holds which box whole in a fragment, bool[n_boxes, n_ranks]. Raises PlanError when an edge cuts a box."""
-    corners, inverse = np.unique(
-        np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True
-    )
+    corners, inverse = np.unique(np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True)
     n_dims = len(fragments.shape)
     inside = np.zeros((len(boxes.lo), n_ranks), dtype=bool)
     for i, corner in enumerate(corners):
@@ -49,9 +47,7 @@ def class_containment(fragments: Fragments, boxes: Boxes, n_ranks: int) -> NDArr
         touches = ((boxes.lo < hi) & (boxes.hi > lo)).all(axis=1)
         if (touches & ~whole).any():
             k = int(np.argmax(touches & ~whole))
-            raise PlanError(
-                f"piece {box_text(boxes.lo[k], boxes.hi[k])} is cut by the edge of fragment {box_text(lo, hi)}"
-            )
+            raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} is cut by the edge of fragment {box_text(lo, hi)}")
         inside[np.ix_(whole, fragments.rank[inverse.ravel() == i])] = True
     return inside
 
@@ -156,9 +152,7 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
         )
     for step in np.flatnonzero(steps.op == Op.ALL_GATHER).tolist():
         row = slice(plan.bundles.ptr[steps.bundle[step]], plan.bundles.ptr[steps.bundle[step] + 1])
-        held = tables.held[tables.class_row[tables.entry_piece[row]]][
-            :, plan.group(int(steps.group[step]))
-        ].any(axis=1)
+        held = tables.held[tables.class_row[tables.entry_piece[row]]][:, plan.group(int(steps.group[step]))].any(axis=1)
         if not held.all():
             piece = int(tables.entry_piece[row][np.argmin(held)])
             raise PlanError(f"step {step}: no rank of the all-gather holds {tables.name(plan, piece)}")
@@ -179,16 +173,15 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
     if twice.any():
         i = int(np.argmax(twice))
         raise PlanError(
-            f"steps {found.step[i]} and {found.step[i + 1]} both deliver {tables.name(plan, int(found.piece[i]))} to rank {found.rank[i]}"
+            f"steps {found.step[i]} and {found.step[i + 1]} both deliver {tables.name(plan, int(found.piece[i]))} "
+            f"to rank {found.rank[i]}"
         )
     wanted = tables.needed.sum(axis=1)[tables.class_row]
     missing = wanted != np.bincount(found.piece, minlength=len(wanted))
     if missing.any():
         piece = int(np.argmax(missing))
         got = found.rank[found.piece == piece]
-        rank = next(
-            r for r in np.flatnonzero(tables.needed[tables.class_row[piece]]).tolist() if r not in got
-        )
+        rank = next(r for r in np.flatnonzero(tables.needed[tables.class_row[piece]]).tolist() if r not in got)
         raise PlanError(f"nothing delivers {tables.name(plan, piece)} to rank {rank}, which needs it")
     return found
 
@@ -230,9 +223,7 @@ def _check_waits(plan: Plan) -> None:
         blind[i] = ours.isdisjoint(theirs)
     if blind.any():
         i = int(np.argmax(blind))
-        raise PlanError(
-            f"step {owner[i]} waits for step {steps.after[i]}, in which none of its driving ranks takes part"
-        )
+        raise PlanError(f"step {owner[i]} waits for step {steps.after[i]}, in which none of its driving ranks takes part")
 
 
 def _members(plan: Plan, step: int, *, driving: bool) -> frozenset[int]:
@@ -256,30 +247,22 @@ def _check_slots(plan: Plan) -> None:
         return layouts[bundle]
 
     same: dict[tuple[int, int], bool] = {}
-    uses: dict[tuple[int, int], list[int]] = defaultdict(
-        list
-    )  # (rank, slot) -> steps since and with the last write
+    uses: dict[tuple[int, int], list[int]] = defaultdict(list)  # (rank, slot) -> steps since and with the last write
     writer: dict[tuple[int, int], int] = {}
     for step in staged.tolist():
         after = set(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
-        bundle, src, src_at, dst_at = (
-            int(c[step]) for c in (steps.bundle, steps.src, steps.src_at, steps.dst_at)
-        )
+        bundle, src, src_at, dst_at = (int(c[step]) for c in (steps.bundle, steps.src, steps.src_at, steps.dst_at))
         if src_at >= 0:
             place = (src, src_at)
             last = writer.get(place)
             if last is None or last not in after:
-                raise PlanError(
-                    f"step {step} reads slot {src_at} of rank {src} without waiting for the step that fills it"
-                )
+                raise PlanError(f"step {step} reads slot {src_at} of rank {src} without waiting for the step that fills it")
             pair = (bundle, int(steps.bundle[last]))
             if pair not in same:
                 held = layout(pair[1])
                 same[pair] = all(held.get(key) == offset for key, offset in layout(bundle).items())
             if not same[pair]:
-                raise PlanError(
-                    f"step {step} reads pieces from slot {src_at} of rank {src} that step {last} didn't put there"
-                )
+                raise PlanError(f"step {step} reads pieces from slot {src_at} of rank {src} that step {last} didn't put there")
             uses[place].append(step)
         if dst_at >= 0:
             _check_room(plan, step, bundle, dst_at)
@@ -290,9 +273,7 @@ def _check_slots(plan: Plan) -> None:
             )
             for place in ((rank, dst_at) for rank in members):
                 if not after.issuperset(uses[place]):
-                    raise PlanError(
-                        f"step {step} overwrites slot {dst_at} of rank {place[0]} without waiting for its last use"
-                    )
+                    raise PlanError(f"step {step} overwrites slot {dst_at} of rank {place[0]} without waiting for its last use")
                 uses[place], writer[place] = [step], step
 
 
@@ -302,6 +283,4 @@ def _check_room(plan: Plan, step: int, bundle: int, slot: int) -> None:
     start = plan.bundles.offset[row][order]
     end = start + plan.entry_bytes[row][order]
     if len(start) and (start[0] < 0 or end.max() > plan.slot_bytes[slot] or (end[:-1] > start[1:]).any()):
-        raise PlanError(
-            f"step {step}: pieces overlap in slot {slot}, or leave its {plan.slot_bytes[slot]} bytes"
-        )
+        raise PlanError(f"step {step}: pieces overlap in slot {slot}, or leave its {plan.slot_bytes[slot]} bytes")

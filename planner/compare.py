@@ -33,11 +33,13 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(first: Timeline, second: Timeline) -> Comparison:
     """Join two timelines on the plan's steps. Raises InputError when they aren't of one plan.
 
-    Rows: total time; the time by which a quarter, half and three quarters of the steps have ended; and the median step.
+    Rows: total time, and the time by which a quarter, half and three quarters of the steps have ended. Single steps are not
+    compared: where ranks outnumber cores, when a step runs is the operating system's choice, but the sum of work is not.
     """
     if first.digest != second.digest:
         raise InputError(
-            f"the timelines are of different plans: digests {first.digest[:16]} and {second.digest[:16]}; simulate and run the same file"
+            f"the timelines are of different plans: digests {first.digest[:16]} and {second.digest[:16]}; "
+            "simulate and run the same file"
         )
     if len(first.end_s) != len(second.end_s):
         raise InputError(f"the timelines have {len(first.end_s)} and {len(second.end_s)} steps, though they name the same plan")
@@ -45,7 +47,6 @@ def compare(first: Timeline, second: Timeline) -> Comparison:
     if len(first.end_s):
         for share, name in ((0.25, "a quarter of the steps done"), (0.5, "half of them"), (0.75, "three quarters")):
             rows.append(_row(name, float(np.quantile(first.end_s, share)), float(np.quantile(second.end_s, share))))
-        rows.append(_row("median step", float(np.median(first.end_s - first.start_s)), float(np.median(second.end_s - second.start_s))))
     return Comparison(
         first.digest, len(first.end_s), first.kind, first.source, second.kind, second.source, rows[0].error, rows,
         second.verified if second.verified is not None else first.verified,

@@ -34,9 +34,7 @@ def _first_holder(plan: Plan, index: int, group: NDArray[np.int32]) -> Ints:
     place_of = np.full(plan.problem.n_ranks, len(group), dtype=np.int64)
     place_of[group] = np.arange(len(group))
     places = place_of[fragments.rank]
-    corners, inverse = np.unique(
-        np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True
-    )
+    corners, inverse = np.unique(np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True)
     first = np.full(len(corners), len(group), dtype=np.int64)
     np.minimum.at(first, inverse.ravel(), places)
     n_dims = len(fragments.shape)

@@ -130,9 +130,7 @@ def load_plan(path: str | Path) -> Plan:
     except KeyError as error:
         raise PlanError(f"{path}: not a shardroute plan: it has no header.json") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, NotImplementedError, RuntimeError) as error:
-        raise PlanError(
-            f"{path}: not a shardroute plan, or cut short ({error}); plan again, or copy the file anew"
-        ) from error
+        raise PlanError(f"{path}: not a shardroute plan, or cut short ({error}); plan again, or copy the file anew") from error
     try:
         return _assemble(_decode_header(header), columns)
     except KeyError as error:
@@ -172,9 +170,7 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
     for i, shape in enumerate(header.fragment_shapes):
         lo, hi, strides = (flat[name][i].reshape(lengths[i], n_dims[i]) for name in ("lo", "hi", "strides"))
         rank, buffer = (flat[name][i].astype(np.int32) for name in ("rank", "buffer"))
-        distinct.append(
-            Fragments(tuple(shape), rank, lo, hi, buffer, flat["offset"][i], strides, flat["buffer_size"][i])
-        )
+        distinct.append(Fragments(tuple(shape), rank, lo, hi, buffer, flat["offset"][i], strides, flat["buffer_size"][i]))
     for head in header.tensors:
         if not (0 <= head.source < len(distinct) and 0 <= head.target < len(distinct)):
             raise PlanError(f"tensor {head.name}: layout number out of range")
@@ -205,9 +201,7 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
     )
     bundles = Bundles(*(columns[f"bundles.{f}"] for f in Bundles.__dataclass_fields__))  # type: ignore[arg-type]
     steps = Steps(*(columns[f"steps.{f}"] for f in Steps.__dataclass_fields__))  # type: ignore[arg-type]
-    group_ptr, group_ranks, slot_bytes = (
-        _integers(columns[n], n) for n in ("group_ptr", "group_ranks", "slot_bytes")
-    )
+    group_ptr, group_ranks, slot_bytes = (_integers(columns[n], n) for n in ("group_ptr", "group_ranks", "slot_bytes"))
     return Plan(
         header.strategy, topology_from_dict(header.topology), problem, boxes, bundles, steps,
         group_ptr.astype(np.int64), group_ranks.astype(np.int32), slot_bytes.astype(np.int64),
@@ -220,9 +214,7 @@ def _read_column(data: bytes) -> NDArray[np.generic]:
 
 def _integers(column: NDArray[np.generic], name: str) -> NDArray[np.integer]:
     if column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
-        raise PlanError(
-            f"column {name}: expected a list of whole numbers, found {column.dtype} of shape {column.shape}"
-        )
+        raise PlanError(f"column {name}: expected a list of whole numbers, found {column.dtype} of shape {column.shape}")
     return cast(NDArray[np.integer], column)
 
 

@@ -8,8 +8,8 @@ Rules of meaning, on which simulating, checking and running all rest:
   group. In an ALL_GATHER every rank of the group ends with all of the bundle, its own part included; each piece comes from the
   first rank of the group that holds it in its source weights.
 - A step reads from and writes to a *place*: SOURCE (the source weights), TARGET (the destination weights) or a staging slot
-  (its number). At TARGET a piece lands in every fragment of that rank that contains it. In a slot it lies dense, row-major, at the
-  bundle's `offset` for it.
+  (its number). At TARGET a piece lands in every fragment of that rank that contains it. In a slot it lies dense, row-major,
+  at the bundle's `offset` for it.
 - A rank runs the steps that it drives queue by queue: within one queue of a lane in plan order, one at a time. Queues and lanes
   run beside each other.
 - A step starts when its rank reaches it and all steps in its `after` list are complete. `after` names earlier steps only, so one
@@ -114,7 +114,9 @@ def _check_ptr(name: str, ptr: Ints, n_rows: int | None, n_items: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundles(_Columns):
-    """Lists of pieces, CSR. Entry columns: tensor (index in the problem), piece (index in its class), offset (bytes, in slots; -1 = never staged)."""
+    """Lists of pieces, CSR. Entry columns: tensor (index in the problem), piece (index in its class), offset (bytes, in
+    slots; -1 = never staged).
+    """
 
     ptr: NDArray[np.int64]
     tensor: NDArray[np.int32]
@@ -159,8 +161,8 @@ class Steps(_Columns):
 
     def __post_init__(self) -> None:
         self._freeze(
-            {"op": np.uint8, "lane": np.uint8, "backend": np.uint8, "bundle": np.int32, "src": np.int32, "dst": np.int32, "group": np.int32,
-             "src_at": np.int16, "dst_at": np.int16, "after_ptr": np.int64, "after": np.int32}
+            {"op": np.uint8, "lane": np.uint8, "backend": np.uint8, "bundle": np.int32, "src": np.int32, "dst": np.int32,
+             "group": np.int32, "src_at": np.int16, "dst_at": np.int16, "after_ptr": np.int64, "after": np.int32}
         )  # fmt: skip
         n = len(self.op)
         if any(len(c) != n for name, c in self.columns() if name not in ("after_ptr", "after")):
@@ -212,13 +214,9 @@ class Plan:
     def __post_init__(self) -> None:
         problem, steps, bundles = self.problem, self.steps, self.bundles
         if problem.n_ranks > self.topology.n_gpus:
-            raise PlanError(
-                f"the problem has {problem.n_ranks} ranks, the topology {self.topology.n_gpus} GPUs"
-            )
+            raise PlanError(f"the problem has {problem.n_ranks} ranks, the topology {self.topology.n_gpus} GPUs")
         if len(self.boxes) != len(problem.classes):
-            raise PlanError(
-                f"pieces are given for {len(self.boxes)} classes, the problem has {len(problem.classes)}"
-            )
+            raise PlanError(f"pieces are given for {len(self.boxes)} classes, the problem has {len(problem.classes)}")
         _check_ptr("group_ptr", self.group_ptr, None, len(self.group_ranks))
         n_groups = len(self.group_ptr) - 1
         copy, gather = steps.op == Op.COPY, steps.op == Op.ALL_GATHER
@@ -236,9 +234,7 @@ class Plan:
             ("group_ranks", self.group_ranks, 0, problem.n_ranks),
         ):
             if len(column) and (column.min() < low or column.max() >= high):
-                raise PlanError(
-                    f"column {name}: values must lie in {low} to {high - 1}, found {column.min()} to {column.max()}"
-                )
+                raise PlanError(f"column {name}: values must lie in {low} to {high - 1}, found {column.min()} to {column.max()}")
         n_pieces = np.array([len(b.lo) for b in self.boxes], dtype=np.int64)
         if (bundles.piece < 0).any() or (bundles.piece >= n_pieces[self.tensor_class[bundles.tensor]]).any():
             raise PlanError("column bundles.piece: a piece number is outside its tensor's class")
@@ -296,9 +292,7 @@ class Plan:
             rows = (at >= 0) & (rank >= 0)
             pairs.append(np.stack([rank[rows], at[rows]], axis=1).astype(np.int64))
         rows = (steps.op != Op.COPY) & (steps.dst_at >= 0)
-        for group, src, slot in np.unique(
-            np.stack([steps.group, steps.src, steps.dst_at], axis=1)[rows], axis=0
-        ).tolist():
+        for group, src, slot in np.unique(np.stack([steps.group, steps.src, steps.dst_at], axis=1)[rows], axis=0).tolist():
             ranks = self.group(group).astype(np.int64)
             ranks = ranks[ranks != src]
             pairs.append(np.stack([ranks, np.full(len(ranks), slot)], axis=1))

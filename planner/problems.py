@@ -61,7 +61,8 @@ class Problem:
                     )
             if len(layout.ranks) and int(layout.ranks[-1]) >= self.n_ranks:
                 raise InputError(
-                    f"{side} layout: rank {int(layout.ranks[-1])} is used, but there are {self.n_ranks} ranks (0 to {self.n_ranks - 1})"
+                    f"{side} layout: rank {int(layout.ranks[-1])} is used, but there are {self.n_ranks} ranks "
+                    f"(0 to {self.n_ranks - 1})"
                 )
 
     @cached_property
@@ -83,12 +84,8 @@ class Problem:
         return sum(t.n_bytes for t in self.tensors)
 
 
-def one_tensor(
-    shape: Sequence[int], dtype: str, source: Fragments, target: Fragments, name: str = "tensor"
-) -> Problem:
+def one_tensor(shape: Sequence[int], dtype: str, source: Fragments, target: Fragments, name: str = "tensor") -> Problem:
     """The problem of moving a single tensor; n_ranks covers every rank that either side names."""
     ranks = np.concatenate([np.zeros(1, np.int32), source.rank, target.rank])
     tensor = Tensor(name, tuple(shape), dtype)
-    return Problem(
-        (tensor,), Layout((source,), ((name,),)), Layout((target,), ((name,),)), int(ranks.max()) + 1
-    )
+    return Problem((tensor,), Layout((source,), ((name,),)), Layout((target,), ((name,),)), int(ranks.max()) + 1)

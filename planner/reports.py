@@ -21,7 +21,9 @@ class Traffic:
 
 
 def traffic(plan: Plan) -> Traffic:
-    """The plan's traffic. A collective counts what each member receives; across domains, one copy into each (rings and trees do so)."""
+    """The plan's traffic. A collective counts what each member receives; across domains, one copy into each (rings and trees
+    do so).
+    """
     steps, domain = plan.steps, plan.topology.domain
     copy = (steps.op == Op.COPY) & (steps.src != steps.dst)
     far = np.zeros(len(steps), dtype=bool)
@@ -78,9 +80,7 @@ def bounds_of(plan: Plan, calibration: Calibration) -> list[Cut]:
     return cuts(needs_of(plan), plan.topology, calibration)
 
 
-def report(
-    plan: Plan, prediction: Prediction, calibration: Calibration, plan_s: float | None = None
-) -> PlanReport:
+def report(plan: Plan, prediction: Prediction, calibration: Calibration, plan_s: float | None = None) -> PlanReport:
     """The plan in numbers, on its own topology. `plan_s` is how long planning took, when that was measured."""
     needs = needs_of(plan)
     bounds = cuts(needs, plan.topology, calibration)

@@ -61,14 +61,8 @@ class Timeline:
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         if self.start_s.shape != self.end_s.shape or self.start_s.ndim != 1:
-            raise InputError(
-                f"timeline: {len(self.start_s)} starts and {len(self.end_s)} ends; expected one of each a step"
-            )
-        if (
-            not np.isfinite(self.end_s).all()
-            or not (self.start_s >= 0).all()
-            or (self.start_s > self.end_s).any()
-        ):
+            raise InputError(f"timeline: {len(self.start_s)} starts and {len(self.end_s)} ends; expected one of each a step")
+        if not np.isfinite(self.end_s).all() or not (self.start_s >= 0).all() or (self.start_s > self.end_s).any():
             raise InputError("timeline: a step starts before 0, ends before it starts, or has no finite time")
 
     @property
@@ -100,9 +94,5 @@ def load_timeline(path: str | Path) -> Timeline:
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a shardroute timeline, or cut short ({error})") from error
     if file.format != FORMAT or file.schema != SCHEMA:
-        raise InputError(
-            f"{path}: says {file.format!r} schema {file.schema}; expected {FORMAT!r} schema {SCHEMA}"
-        )
-    return Timeline(
-        file.kind, file.digest, file.source, np.array(file.start_s), np.array(file.end_s), file.verified
-    )
+        raise InputError(f"{path}: says {file.format!r} schema {file.schema}; expected {FORMAT!r} schema {SCHEMA}")
+    return Timeline(file.kind, file.digest, file.source, np.array(file.start_s), np.array(file.end_s), file.verified)

@@ -38,7 +38,9 @@ def test_a_domain_must_take_in_each_byte_that_it_needs_once() -> None:
 
 
 def test_what_a_domain_holds_needs_no_nic() -> None:
-    problem = one_tensor((8,), "f32", place((8,), Mesh.of({"x": 2}), [Shard(0)]), place((8,), Mesh.of({"x": 2}, [4, 5]), [Shard(0)]))
+    problem = one_tensor(
+        (8,), "f32", place((8,), Mesh.of({"x": 2}), [Shard(0)]), place((8,), Mesh.of({"x": 2}, [4, 5]), [Shard(0)])
+    )
 
     needs, topology = bounds(problem)
 
@@ -47,9 +49,12 @@ def test_what_a_domain_holds_needs_no_nic() -> None:
 
 
 def test_one_rank_that_holds_all_is_bounded_by_its_own_ports() -> None:
-    # 99 ranks elsewhere need parts of what rank 0 alone holds: its NVLink and NIC (500 GB/s) against its domain's NICs (400 GB/s).
+    # 99 ranks elsewhere need parts of what rank 0 alone holds: its NVLink and NIC (500 GB/s) against its domain's NICs (400
+    # GB/s).
     shape = (96, 1000)
-    problem = one_tensor(shape, "f32", place(shape, Mesh.of({"x": 1}), [Replicate()]), place(shape, Mesh.of({"x": 96}, range(8, 104)), [Shard(0)]))
+    problem = one_tensor(
+        shape, "f32", place(shape, Mesh.of({"x": 1}), [Replicate()]), place(shape, Mesh.of({"x": 96}, range(8, 104)), [Shard(0)])
+    )
 
     needs, topology = bounds(problem)
     tightest = cuts(needs, topology, CALIBRATION)[0]
@@ -59,7 +64,9 @@ def test_one_rank_that_holds_all_is_bounded_by_its_own_ports() -> None:
 
 
 def test_nothing_to_move_has_no_bound() -> None:
-    problem = one_tensor((8,), "f32", place((8,), Mesh.of({"x": 1}), [Replicate()]), place((8,), Mesh.of({"x": 1}), [Replicate()]))
+    problem = one_tensor(
+        (8,), "f32", place((8,), Mesh.of({"x": 1}), [Replicate()]), place((8,), Mesh.of({"x": 1}), [Replicate()])
+    )
 
     needs, topology = bounds(problem)
 
@@ -69,7 +76,9 @@ def test_nothing_to_move_has_no_bound() -> None:
 
 def test_processes_are_bounded_by_what_the_cores_copy() -> None:
     calibration = default_calibration("cpu-processes")
-    problem = one_tensor((8,), "f32", place((8,), Mesh.of({"x": 2}), [Shard(0)]), place((8,), Mesh.of({"x": 2}, [1, 2]), [Shard(0)]))
+    problem = one_tensor(
+        (8,), "f32", place((8,), Mesh.of({"x": 2}), [Shard(0)]), place((8,), Mesh.of({"x": 2}, [1, 2]), [Shard(0)])
+    )
 
     needs, topology = bounds(problem, "cpu-processes")
     (only,) = cuts(needs, topology, calibration)

@@ -121,7 +121,7 @@ def test_pieces_that_overlap_are_found() -> None:
     hi = boxes.hi.copy()
     hi[0, 0] += 1
 
-    with pytest.raises(PlanError, match="overlaps another piece|is cut by the edge"):
+    with pytest.raises(PlanError, match=r"overlaps another piece|is cut by the edge"):
         check(replace(plan, boxes=(Boxes(boxes.lo, hi),)))
 
 

@@ -17,7 +17,9 @@ from shardroute.topologies.topologies import build_topology
 
 @pytest.fixture
 def path(tmp_path):
-    problem = one_tensor((8, 8), "f32", place((8, 8), Mesh.of({"x": 2}), [Shard(0)]), place((8, 8), Mesh.of({"x": 2}, [8, 9]), [Replicate()]))
+    problem = one_tensor(
+        (8, 8), "f32", place((8, 8), Mesh.of({"x": 2}), [Shard(0)]), place((8, 8), Mesh.of({"x": 2}, [8, 9]), [Replicate()])
+    )
     plan = make_plan(problem, build_topology(load_machine("dgx-h100"), None, 10), "domain-relay")
     save_plan(plan, tmp_path / "a.plan")
     return tmp_path / "a.plan"

@@ -25,7 +25,10 @@ def copies(pairs, n_bytes, n_ranks, strategy="direct", costs=COSTS):
     source, targets = pairs
     shape = (n_bytes,)
     problem = one_tensor(
-        shape, "u8", place(shape, Mesh.of({"x": 1}, [source]), [Replicate()]), place(shape, Mesh.of({"x": len(targets)}, targets), [Replicate()])
+        shape,
+        "u8",
+        place(shape, Mesh.of({"x": 1}, [source]), [Replicate()]),
+        place(shape, Mesh.of({"x": len(targets)}, targets), [Replicate()]),
     )
     plan = make_plan(problem, build_topology(H100, None, n_ranks), strategy, n_bytes)
     return predict(plan, costs)
@@ -74,7 +77,8 @@ def test_a_local_copy_reads_and_writes_memory() -> None:
 
 
 def test_a_broadcast_is_one_pipelined_chain() -> None:
-    # All-gather over one rank costs its launch; the broadcast walks rank 0 -> 8 -> 9 (one NIC hop, one NVLink hop), all hops at once.
+    # All-gather over one rank costs its launch; the broadcast walks rank 0 -> 8 -> 9 (one NIC hop, one NVLink hop), all hops
+    # at once.
     found = copies((0, [8, 9]), 10 * MB, 16, "gather-broadcast")
 
     gather = LAUNCH_S
@@ -85,7 +89,9 @@ def test_a_broadcast_is_one_pipelined_chain() -> None:
 
 def test_an_all_gather_over_domains_uses_as_many_rings_as_nics() -> None:
     shape = (16, MB)
-    problem = one_tensor(shape, "u8", place(shape, Mesh.of({"x": 16}), [Shard(0)]), place(shape, Mesh.of({"x": 1}, [16]), [Replicate()]))
+    problem = one_tensor(
+        shape, "u8", place(shape, Mesh.of({"x": 16}), [Shard(0)]), place(shape, Mesh.of({"x": 1}, [16]), [Replicate()])
+    )
     plan = make_plan(problem, build_topology(H100, None, 17), "gather-broadcast")
 
     found = predict(plan, nominal_calibration(H100))
@@ -98,7 +104,9 @@ def test_cores_are_shared_by_the_ranks_that_have_work() -> None:
     costs = default_calibration("cpu-processes")
     machine = load_machine("cpu-processes")
     shape = (8, MB)
-    problem = one_tensor(shape, "u8", place(shape, Mesh.of({"x": 8}), [Shard(0)]), place(shape, Mesh.of({"x": 8}, range(8, 16)), [Shard(0)]))
+    problem = one_tensor(
+        shape, "u8", place(shape, Mesh.of({"x": 8}), [Shard(0)]), place(shape, Mesh.of({"x": 8}, range(8, 16)), [Shard(0)])
+    )
     plan = make_plan(problem, build_topology(machine, None, 16), "direct")
 
     found = predict(plan, costs)
@@ -109,7 +117,9 @@ def test_cores_are_shared_by_the_ranks_that_have_work() -> None:
 
 
 def test_another_machine_must_have_enough_gpus() -> None:
-    problem = one_tensor((8,), "u8", place((8,), Mesh.of({"x": 1}), [Replicate()]), place((8,), Mesh.of({"x": 1}, [9]), [Replicate()]))
+    problem = one_tensor(
+        (8,), "u8", place((8,), Mesh.of({"x": 1}), [Replicate()]), place((8,), Mesh.of({"x": 1}, [9]), [Replicate()])
+    )
     plan = make_plan(problem, build_topology(H100, None, 10), "direct")
 
     with pytest.raises(InputError, match="has 8 GPUs, the plan uses 10 ranks"):

@@ -1,10 +1,11 @@
 """What the steps of a plan cost on a machine, as tasks for the event kernel.
 
-GPU machines: a copy costs its driving rank a launch, then the latency of the path and of its pieces, then its bytes share the links of
-its route. A collective runs as pipelined rings, as many as the NICs that every domain of its group can give it; each ring is one flow over all its hops.
+GPU machines: a copy costs its driving rank a launch, then the latency of the path and of its pieces, then its bytes share
+the links of its route. A collective runs as pipelined rings, as many as the NICs that every domain of its group can give it;
+each ring is one flow over all its hops.
 
-CPU machines: a rank is one thread that runs all its steps in plan order; a step is CPU time (launch, pieces, bytes), and the cores
-are shared fairly by the ranks that have work.
+CPU machines: a rank is one thread that runs all its steps in plan order; a step is CPU time (launch, pieces, bytes), and the
+cores are shared fairly by the ranks that have work.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.backends.links import Links, links_of
+from shardroute.planner.backends.links import Links, links_of, path_costs
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.ownership import gathered_from
 from shardroute.planner.plans import Op, Plan, ranges
@@ -90,9 +91,7 @@ def _collectives_in_order(plan: Plan, first: Ints) -> tuple[Ints, NDArray[np.int
         for dep in range(first[before], first[before + 1])
     ]
     table = np.array(deps, dtype=np.int64).reshape(-1, 2)
-    return np.concatenate([[0], np.cumsum(np.bincount(table[:, 0], minlength=int(first[-1])))]), table[
-        :, 1
-    ].astype(np.int32)
+    return np.concatenate([[0], np.cumsum(np.bincount(table[:, 0], minlength=int(first[-1])))]), table[:, 1].astype(np.int32)
 
 
 def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
@@ -100,9 +99,7 @@ def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
     steps = plan.steps
     assert calibration.copy_Bps is not None
     copy = steps.op == Op.COPY
-    size = np.where(
-        copy, 1, np.diff(plan.group_ptr)[np.maximum(steps.group, 0)] if len(plan.group_ptr) > 1 else 1
-    )
+    size = np.where(copy, 1, np.diff(plan.group_ptr)[np.maximum(steps.group, 0)] if len(plan.group_ptr) > 1 else 1)
     step = np.repeat(np.arange(len(steps)), size)
     rank = np.repeat(steps.src.astype(np.int64), size)
     n_pieces = np.repeat(plan.step_pieces, size)
@@ -118,9 +115,7 @@ def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
         else:
             owner, entry_bytes = gathered_from(plan, i)
             n_pieces[rows] = np.bincount(owner, minlength=len(group)) * len(group)
-            n_bytes[rows] = np.bincount(owner, weights=entry_bytes, minlength=len(group)).astype(
-                np.int64
-            ) * len(group)
+            n_bytes[rows] = np.bincount(owner, weights=entry_bytes, minlength=len(group)).astype(np.int64) * len(group)
     amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
     n = len(step)
     return _Tasks(
@@ -136,12 +131,12 @@ def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
 
 
 def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: Links) -> _Tasks:
-    assert calibration.nvlink is not None and calibration.nic is not None
+    nvlink, nic = path_costs(calibration)
     steps = plan.steps
     src, dst = np.maximum(steps.src, 0), np.maximum(steps.dst, 0)
     copy, local = steps.op == Op.COPY, src == dst
     near = topology.domain[src] == topology.domain[dst]
-    latency = np.where(local, 0.0, np.where(near, calibration.nvlink.latency_s, calibration.nic.latency_s))
+    latency = np.where(local, 0.0, np.where(near, nvlink.latency_s, nic.latency_s))
     delay = calibration.launch_s + latency + plan.step_pieces * calibration.piece_s
     spine = topology.machine.oversubscription > 1
     route = np.stack(
@@ -177,9 +172,7 @@ def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: 
     for i, found in rings.items():
         for k, ring in enumerate(found):
             route_links[route_ptr[first[i] + k] : route_ptr[first[i] + k + 1]] = ring.links
-    return _Tasks(
-        step, lane, delay_s, amount, np.full(len(step), np.inf), route_ptr, route_links, int(amount.sum())
-    )
+    return _Tasks(step, lane, delay_s, amount, np.full(len(step), np.inf), route_ptr, route_links, int(amount.sum()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +186,7 @@ class _Ring:
 
 def _rings(plan: Plan, step: int, topology: Topology, calibration: Calibration, links: Links) -> list[_Ring]:
     """The rings of a collective step. Each carries an equal part and enters a domain by another GPU's NIC."""
-    assert calibration.nvlink is not None and calibration.nic is not None
+    nvlink, nic = path_costs(calibration)
     steps = plan.steps
     group = plan.group(int(steps.group[step]))
     root = int(steps.src[step]) if steps.op[step] == Op.BROADCAST else -1
@@ -219,11 +212,7 @@ def _rings(plan: Plan, step: int, topology: Topology, calibration: Calibration, 
         if topology.machine.oversubscription > 1:
             pairs = np.concatenate([pairs, links.uplink(hop_src[~near]), links.downlink(hop_dst[~near])])
         n_far = int((~near).sum()) - (0 if root >= 0 or near.all() else 1)
-        latency = n_far * calibration.nic.latency_s + max(0, n - 1 - n_far) * calibration.nvlink.latency_s
+        latency = n_far * nic.latency_s + max(0, n - 1 - n_far) * nvlink.latency_s
         delay = calibration.launch_s + latency + float(plan.step_pieces[step]) * calibration.piece_s
-        found.append(
-            _Ring(
-                delay, n_bytes if n > 1 else 0.0, pairs.astype(np.int32) if n > 1 else np.zeros(0, np.int32)
-            )
-        )
+        found.append(_Ring(delay, n_bytes if n > 1 else 0.0, pairs.astype(np.int32) if n > 1 else np.zeros(0, np.int32)))
     return found

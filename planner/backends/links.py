@@ -1,7 +1,7 @@
 """The links of a topology as numbered capacities: what the simulator shares out and reports by name.
 
-Per GPU: NVLink out and in, NIC out and in, and memory (local copies). Per NVLink domain: its uplink and downlink, which bind only where
-the fabric is oversubscribed. On a CPU machine: the cores, in core-seconds per second.
+Per GPU: NVLink out and in, NIC out and in, and memory (local copies). Per NVLink domain: its uplink and downlink, which bind
+only where the fabric is oversubscribed. On a CPU machine: the cores, in core-seconds per second.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.topologies.calibrations import Calibration, check_calibration
+from shardroute.topologies.calibrations import Calibration, PathCost, check_calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
@@ -66,19 +66,22 @@ class Links:
         return f"{_DOMAIN_BLOCKS[block]} {index}"
 
 
+def path_costs(calibration: Calibration) -> tuple[PathCost, PathCost]:
+    """The costs of NVLink and of the NICs; InputError when the calibration has none."""
+    if calibration.nvlink is None or calibration.nic is None:
+        raise InputError(f"calibration of {calibration.machine}: GPU machines need the tables nvlink and nic")
+    return calibration.nvlink, calibration.nic
+
+
 def links_of(topology: Topology, calibration: Calibration) -> Links:
     """The links of the topology with the rates that the calibration says are reached."""
     check_calibration(calibration, topology.machine)
     if topology.machine.kind is MachineKind.CPU:
         return Links(topology, np.array([calibration.cores], dtype=np.float64))
-    if calibration.nvlink is None or calibration.nic is None:
-        raise InputError(f"calibration of {calibration.machine}: GPU machines need the tables nvlink and nic")
-    nvlink = topology.nvlink_Bps * calibration.nvlink.efficiency
-    nic = topology.nic_Bps * calibration.nic.efficiency
+    nvlink_cost, nic_cost = path_costs(calibration)
+    nvlink = topology.nvlink_Bps * nvlink_cost.efficiency
+    nic = topology.nic_Bps * nic_cost.efficiency
     # A copy within a GPU reads and writes its memory once each.
     memory = np.full(topology.n_gpus, topology.machine.hbm_Bps / 2)
-    fabric = (
-        np.bincount(topology.domain, weights=nic, minlength=topology.n_domains)
-        / topology.machine.oversubscription
-    )
+    fabric = np.bincount(topology.domain, weights=nic, minlength=topology.n_domains) / topology.machine.oversubscription
     return Links(topology, np.concatenate([nvlink, nvlink, nic, nic, memory, fabric, fabric]))

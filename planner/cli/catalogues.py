@@ -77,7 +77,10 @@ def list_models(context: typer.Context, json: JsonFlag = False) -> None:
         return
     print_table(
         ["model", "family", "parameters", "published"],
-        [[m.name, m.family, f"{m.n_parameters:,}", "-" if m.published is None else f"{m.published.n_parameters:,}"] for m in found],
+        [
+            [m.name, m.family, f"{m.n_parameters:,}", "-" if m.published is None else f"{m.published.n_parameters:,}"]
+            for m in found
+        ],
         right=["parameters", "published"],
     )
 

@@ -59,7 +59,9 @@ def _by_lane(plan: Plan) -> list[list[str]]:
 
 @app.command("check", rich_help_panel="Plan and predict")
 def check_command(plan: PlanArgument, json: JsonFlag = False) -> None:
-    """Prove that a plan delivers: every needed element once, from a GPU that holds it, nothing else, and no staging overwritten."""
+    """Prove that a plan delivers: every needed element once, from a GPU that holds it, nothing else, and no staging
+    overwritten.
+    """
     loaded = load_plan(plan)
     with progress("checking"):
         proof = check(loaded)
@@ -68,5 +70,9 @@ def check_command(plan: PlanArgument, json: JsonFlag = False) -> None:
         return
     print_facts(
         f"{plan} delivers",
-        [("deliveries", f"{proof.n_deliveries:,} pieces, {format_bytes(proof.n_bytes)}"), ("steps", f"{len(loaded.steps):,}"), ("digest", loaded.digest[:16])],
+        [
+            ("deliveries", f"{proof.n_deliveries:,} pieces, {format_bytes(proof.n_bytes)}"),
+            ("steps", f"{len(loaded.steps):,}"),
+            ("digest", loaded.digest[:16]),
+        ],
     )

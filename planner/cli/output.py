@@ -41,11 +41,13 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     console.print(grid)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
+) -> None:
     """Print rows under headings; columns named in `right` are aligned to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=i == 0 or name in right)
     for row in rows:
         table.add_row(*row)
     stdout().print(table, markup=False)
@@ -53,7 +55,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Show `what` on standard error while the block runs, if that is a terminal; the value given takes the share done (0 to 1)."""
+    """Show `what` on standard error while the block runs, if that is a terminal; the value given takes the share done (0 to
+    1).
+    """
     console = stderr()
     if not console.is_terminal:
         yield lambda _share: None

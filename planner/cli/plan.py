@@ -26,7 +26,8 @@ from shardroute.topologies.topologies import Topology, build_topology
 from shardroute.topologies.units import parse_bytes
 
 MachineOption = Annotated[
-    str, typer.Option("--machine", "-m", help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed.')
+    str,
+    typer.Option("--machine", "-m", help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed.'),
 ]
 CalibrationOption = Annotated[
     str | None,
@@ -58,7 +59,9 @@ class Planned:
     report: PlanReport
 
 
-def plan_and_predict(problem: Problem, topology: Topology, calibration: Calibration, strategy: str, message_bytes: int | None = None) -> Planned:
+def plan_and_predict(
+    problem: Problem, topology: Topology, calibration: Calibration, strategy: str, message_bytes: int | None = None
+) -> Planned:
     """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out."""
     with progress(f"planning ({strategy})") as done:
         began = time.perf_counter()
@@ -72,7 +75,10 @@ def plan_and_predict(problem: Problem, topology: Topology, calibration: Calibrat
 def plan_command(
     machine: MachineOption,
     model: Annotated[
-        str | None, typer.Option("--model", help="A shipped model (`shardroute models`), or the path of a config.json.", rich_help_panel="A model")
+        str | None,
+        typer.Option(
+            "--model", help="A shipped model (`shardroute models`), or the path of a config.json.", rich_help_panel="A model"
+        ),
     ] = None,
     from_spec: Annotated[
         str | None, typer.Option("--from", help='Training layout, "TP4 x PP8 x EP16" (Megatron-Core).', rich_help_panel="A model")
@@ -82,12 +88,19 @@ def plan_command(
     ] = None,
     scale: Annotated[
         int | None,
-        typer.Option("--scale", help="Shrink every matrix by this factor (a square), keeping the model's structure.", rich_help_panel="A model"),
+        typer.Option(
+            "--scale",
+            help="Shrink every matrix by this factor (a square), keeping the model's structure.",
+            rich_help_panel="A model",
+        ),
     ] = None,
     shape: Annotated[str | None, typer.Option("--shape", help="256,2048,7168", rich_help_panel="A bare tensor")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 (the default), f32, ...", rich_help_panel="A bare tensor")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="bf16 (the default), f32, ...", rich_help_panel="A bare tensor")
+    ] = None,
     from_mesh: Annotated[
-        str | None, typer.Option("--from-mesh", help="Axes of the source mesh in rank order, ep=16", rich_help_panel="A bare tensor")
+        str | None,
+        typer.Option("--from-mesh", help="Axes of the source mesh in rank order, ep=16", rich_help_panel="A bare tensor"),
     ] = None,
     from_placements: Annotated[
         str | None,
@@ -99,21 +112,28 @@ def plan_command(
     to_placements: Annotated[str | None, typer.Option("--to-placements", help="R,S1", rich_help_panel="A bare tensor")] = None,
     from_ranks: Annotated[
         str | None,
-        typer.Option("--from-ranks", help="Ranks of the source mesh, 0-15 or 0,2,4; default: from 0.", rich_help_panel="A bare tensor"),
+        typer.Option(
+            "--from-ranks", help="Ranks of the source mesh, 0-15 or 0,2,4; default: from 0.", rich_help_panel="A bare tensor"
+        ),
     ] = None,
     to_ranks: Annotated[
         str | None,
-        typer.Option("--to-ranks", help="Ranks of the destination mesh; default: after the source's.", rich_help_panel="A bare tensor"),
+        typer.Option(
+            "--to-ranks", help="Ranks of the destination mesh; default: after the source's.", rich_help_panel="A bare tensor"
+        ),
     ] = None,
     strategy: StrategyOption = "domain-relay",
     calibration: CalibrationOption = None,
-    message_size: Annotated[str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: chosen by size.")] = None,
+    message_size: Annotated[
+        str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: chosen by size.")
+    ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Plan how a model, or a bare tensor, moves from one layout to another, and predict how long that takes.
 
-    A model:        shardroute plan --model qwen3-235b-a22b --from "TP4 x PP8 x EP16" --to "TP8 x DP16" --machine dgx-h100 -o q.plan
+    A model:        shardroute plan --model qwen3-235b-a22b --from "TP4 x PP8 x EP16" --to "TP8 x DP16"
+    --machine dgx-h100 -o q.plan
 
     A bare tensor:  shardroute plan --shape 256,2048,7168 --from-mesh ep=16 --from-placements S0
     --to-mesh dp=8,tp=32 --to-placements R,S1 --machine "dgx-h100 x 34"
@@ -134,7 +154,9 @@ def plan_command(
             *((f"source {k}", v) for k, v in summary.source.items()),
             *((f"destination {k}", v) for k, v in summary.target.items()),
         ]
-        title = f"{summary.model}: {from_spec} -> {to_spec}" + (f", scaled down {summary.scale} times" if summary.scale > 1 else "")
+        title = f"{summary.model}: {from_spec} -> {to_spec}" + (
+            f", scaled down {summary.scale} times" if summary.scale > 1 else ""
+        )
     elif shape is not None:
         _refuse("--shape", of_model)
         problem = tensor_problem(
@@ -142,7 +164,9 @@ def plan_command(
         )
         title = f"tensor {shape}: {from_mesh} {from_placements} -> {to_mesh} {to_placements}"
     else:
-        raise InputError("nothing to plan: give --model with --from and --to, or --shape with the two meshes (shardroute plan --help)")
+        raise InputError(
+            "nothing to plan: give --model with --from and --to, or --shape with the two meshes (shardroute plan --help)"
+        )
     topology = topology_for(machine, problem.n_ranks)
     costs = calibration_for(topology.machine, calibration)
     planned = plan_and_predict(problem, topology, costs, strategy, None if message_size is None else parse_bytes(message_size))

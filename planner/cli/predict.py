@@ -21,7 +21,9 @@ SHOWN_RESOURCES = 8
 @app.command("simulate", rich_help_panel="Plan and predict")
 def simulate_command(
     plan: PlanArgument,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the predicted timeline (JSON) to this file.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write the predicted timeline (JSON) to this file.")
+    ] = None,
     machine: Annotated[
         str | None, typer.Option("--machine", "-m", help="Predict for another machine than the plan's (rank i on its GPU i).")
     ] = None,
@@ -38,7 +40,14 @@ def simulate_command(
         save_timeline(prediction.timeline, output)
     if json:
         busy = [{"resource": r.name, "n_bytes": r.n_bytes, "busy_s": r.busy_s} for r in prediction.resources]
-        print_json({"predicted_s": prediction.predicted_s, "digest": loaded.digest, "source": prediction.timeline.source, "resources": busy})
+        print_json(
+            {
+                "predicted_s": prediction.predicted_s,
+                "digest": loaded.digest,
+                "source": prediction.timeline.source,
+                "resources": busy,
+            }
+        )
         return
     print_facts(plan, [("predicted", format_seconds(prediction.predicted_s)), ("for", prediction.timeline.source)])
     total = prediction.predicted_s
@@ -79,7 +88,12 @@ def print_comparison(found: Comparison) -> None:
     print_table(
         ["", found.first_kind, found.second_kind, "difference"],
         [
-            [row.name, format_seconds(row.first_s), format_seconds(row.second_s), "-" if row.error is None else f"{row.error:+.1%}"]
+            [
+                row.name,
+                format_seconds(row.first_s),
+                format_seconds(row.second_s),
+                "-" if row.error is None else f"{row.error:+.1%}",
+            ]
             for row in found.rows
         ],
         right=[found.first_kind, found.second_kind, "difference"],

@@ -67,16 +67,12 @@ class Fragments:
         ):
             column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             if column.shape != wanted:
-                raise InputError(
-                    f"fragments of shape {self.shape}: column {name} has shape {column.shape}, expected {wanted}"
-                )
+                raise InputError(f"fragments of shape {self.shape}: column {name} has shape {column.shape}, expected {wanted}")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         self._validate()
         columns = (self.rank, self.lo, self.hi, self.buffer, self.offset, self.strides, self.buffer_size)
-        object.__setattr__(
-            self, "_key", b"".join([repr(self.shape).encode(), *(c.tobytes() for c in columns)])
-        )
+        object.__setattr__(self, "_key", b"".join([repr(self.shape).encode(), *(c.tobytes() for c in columns)]))
 
     def _validate(self) -> None:
         shape = np.array(self.shape, dtype=np.int64)

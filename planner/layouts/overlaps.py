@@ -63,14 +63,10 @@ def _unique_boxes(fragments: Fragments) -> list[tuple[Ints, Ints, frozenset[int]
     order = np.argsort(inverse.ravel(), kind="stable")
     ends = np.cumsum(np.bincount(inverse.ravel(), minlength=len(unique)))
     ranks = np.split(fragments.rank[order], ends[:-1])
-    return [
-        (box[:n_dims], box[n_dims:], frozenset(who.tolist())) for box, who in zip(unique, ranks, strict=True)
-    ]
+    return [(box[:n_dims], box[n_dims:], frozenset(who.tolist())) for box, who in zip(unique, ranks, strict=True)]
 
 
-def _paint(
-    cuts: list[Ints], boxes: list[tuple[Ints, Ints, frozenset[int]]]
-) -> tuple[NDArray[np.int32], _RankSets]:
+def _paint(cuts: list[Ints], boxes: list[tuple[Ints, Ints, frozenset[int]]]) -> tuple[NDArray[np.int32], _RankSets]:
     """For each cell of the grid that `cuts` makes, the number of the set of ranks whose boxes cover it."""
     sets = _RankSets()
     grid = np.zeros([len(c) - 1 for c in cuts], dtype=np.int32)
@@ -90,14 +86,10 @@ def overlap(source: Fragments, target: Fragments) -> Pieces:
     Raises InfeasibleError when some needed element is held by no rank.
     """
     if source.shape != target.shape:
-        raise InfeasibleError(
-            f"source has shape {source.shape}, destination {target.shape}: they must be the same tensor"
-        )
+        raise InfeasibleError(f"source has shape {source.shape}, destination {target.shape}: they must be the same tensor")
     n_dims = len(source.shape)
     cuts = [
-        np.unique(
-            np.concatenate([s.lo[:, d] for s in (source, target)] + [s.hi[:, d] for s in (source, target)])
-        )
+        np.unique(np.concatenate([s.lo[:, d] for s in (source, target)] + [s.hi[:, d] for s in (source, target)]))
         for d in range(n_dims)
     ]
     if n_dims and any(len(c) < 2 for c in cuts):  # nothing held and nothing needed
@@ -106,16 +98,8 @@ def overlap(source: Fragments, target: Fragments) -> Pieces:
     held, holder_sets = _paint(cuts, _unique_boxes(source))
     needed, needer_sets = _paint(cuts, _unique_boxes(target))
     cells = np.argwhere(needed > 0)
-    lo = (
-        np.stack([cuts[d][cells[:, d]] for d in range(n_dims)], axis=1)
-        if n_dims
-        else np.zeros((len(cells), 0), np.int64)
-    )
-    hi = (
-        np.stack([cuts[d][cells[:, d] + 1] for d in range(n_dims)], axis=1)
-        if n_dims
-        else np.zeros((len(cells), 0), np.int64)
-    )
+    lo = np.stack([cuts[d][cells[:, d]] for d in range(n_dims)], axis=1) if n_dims else np.zeros((len(cells), 0), np.int64)
+    hi = np.stack([cuts[d][cells[:, d] + 1] for d in range(n_dims)], axis=1) if n_dims else np.zeros((len(cells), 0), np.int64)
     pairs = np.stack([held[needed > 0], needed[needed > 0]], axis=1)
     lost = pairs[:, 0] == 0
     if lost.any():

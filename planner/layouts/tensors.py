@@ -20,8 +20,10 @@ DTYPES: dict[str, int] = {
     "u64": 8, "i64": 8, "f64": 8,
 }  # fmt: skip
 _DTYPE_NAMES = {
-    "bfloat16": "bf16", "float16": "f16", "half": "f16", "fp16": "f16", "float32": "f32", "float": "f32", "fp32": "f32", "float64": "f64", "fp64": "f64",
-    "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32", "int64": "i64", "uint64": "u64",
+    "bfloat16": "bf16", "float16": "f16", "half": "f16", "fp16": "f16",
+    "float32": "f32", "float": "f32", "fp32": "f32", "float64": "f64", "fp64": "f64",
+    "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16",
+    "int32": "i32", "uint32": "u32", "int64": "i64", "uint64": "u64",
     "float8_e4m3fn": "f8_e4m3", "fp8": "f8_e4m3", "float8_e5m2": "f8_e5m2", "float8_e8m0fnu": "f8_e8m0",
 }  # fmt: skip
 
@@ -37,7 +39,9 @@ def dtype_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A logical tensor: its (Hugging Face) name, its whole shape and its dtype. A `*` in the name stands for the index of dim 0."""
+    """A logical tensor: its (Hugging Face) name, its whole shape and its dtype. A `*` in the name stands for the index of
+    dim 0.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -83,9 +87,7 @@ class Layout:
             )
         for fragments, names in zip(self.fragments, self.buffers, strict=True):
             if len(fragments) and int(fragments.buffer.max()) >= len(names):
-                raise InputError(
-                    f"a fragment uses buffer {int(fragments.buffer.max())}, but the tensor names only {names}"
-                )
+                raise InputError(f"a fragment uses buffer {int(fragments.buffer.max())}, but the tensor names only {names}")
 
     @property
     def ranks(self) -> NDArray[np.int32]:

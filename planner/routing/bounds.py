@@ -64,9 +64,7 @@ def demand(problem: Problem, pieces: Sequence[Pieces], topology: Topology) -> De
     for cls, of_class in zip(problem.classes, pieces, strict=True):
         elements = np.zeros(len(of_class.holders), dtype=np.int64)
         np.add.at(elements, of_class.pattern, of_class.n_elements)
-        for holders, needers, n_elements in zip(
-            of_class.holders, of_class.needers, elements.tolist(), strict=True
-        ):
+        for holders, needers, n_elements in zip(of_class.holders, of_class.needers, elements.tolist(), strict=True):
             n_bytes = n_elements * cls.itemsize * len(cls.members)
             away = needers[~np.isin(needers, holders)]
             into_rank[away] += n_bytes
@@ -82,15 +80,14 @@ def demand(problem: Problem, pieces: Sequence[Pieces], topology: Topology) -> De
 
 
 def cuts(needs: Demand, topology: Topology, calibration: Calibration) -> list[Cut]:
-    """All bounds, the tightest first; empty when nothing has to move. The calibration serves CPU machines only (their copy rate)."""
+    """All bounds, the tightest first; empty when nothing has to move. The calibration serves CPU machines only (their copy
+    rate).
+    """
     if topology.machine.kind is MachineKind.CPU:
         n_bytes = int(needs.into_rank.sum()) + needs.local
         rate = (calibration.cores or 0.0) * (calibration.copy_Bps or 0.0)
         return [_cut("memory of the host", n_bytes, rate)] if n_bytes else []
-    nic = (
-        np.bincount(topology.domain, weights=topology.nic_Bps, minlength=topology.n_domains)
-        / topology.machine.oversubscription
-    )
+    nic = np.bincount(topology.domain, weights=topology.nic_Bps, minlength=topology.n_domains) / topology.machine.oversubscription
     ports = (topology.nvlink_Bps + topology.nic_Bps)[: len(needs.into_rank)]
     found = [
         *_worst("NICs into domain", needs.into_domain, nic),

@@ -34,7 +34,9 @@ def at_home(holders: Ranks, needers: Ranks, topology: Topology, turn: int) -> tu
 
 
 def trees(holders: Ranks, needers: Ranks, topology: Topology) -> Sequence[Tree]:
-    """The trees of `direct`: depth one. As many as there are holders, each shifted by one, when one alone would not use all evenly."""
+    """The trees of `direct`: depth one. As many as there are holders, each shifted by one, when one alone would not use all
+    evenly.
+    """
     n_holders = len(holders)
     n_left = len(at_home(holders, needers, topology, 0)[1])
     n_trees = 1 if n_left and n_left % n_holders == 0 else n_holders

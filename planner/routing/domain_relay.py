@@ -2,8 +2,8 @@
 
 The idea is NCCL M2N Reshard's (its node-aware rule): in each domain one needer is the leader of a piece; the domains form as
 many chains as there are holders, each holder feeds the first leader of its chain, each leader the next, and leaders hand over
-to the other needers of their domain. Unlike M2N's, the leader's role goes round the needers of a domain, a chain starts at another
-domain for another holder, and bundles are passed on while later ones arrive.
+to the other needers of their domain. Unlike M2N's, the leader's role goes round the needers of a domain, a chain starts at
+another domain for another holder, and bundles are passed on while later ones arrive.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """`gather-broadcast`: all-gather whole tensors on the training side, broadcast them, let each rank keep its part. The baseline.
 
 This is the usual way of RL frameworks (NeMo RL, verl, slime): tensors go through staging memory in buckets; every training rank
-gathers a bucket, the first training rank broadcasts it to all inference ranks, and each copies out what it needs. Two buckets are in
-flight, so that one is gathered while the one before it is broadcast.
+gathers a bucket, the first training rank broadcasts it to all inference ranks, and each copies out what it needs. Two
+buckets are in flight, so that one is gathered while the one before it is broadcast.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, La
 from shardroute.planner.problems import Problem
 from shardroute.topologies.topologies import Topology
 
-# NeMo RL packs up to 2 % of a GPU's memory, 5 GB at most, into a broadcast (shared facts on peers, section b); half of that here, twice.
+# NeMo RL packs up to 2 % of a GPU's memory, 5 GB at most, into a broadcast (shared facts on peers, section b); half of that
+# here, twice.
 BUCKET_BYTES = 2 * 2**30
 _GATHERED, _RECEIVED = (0, 1), (2, 3)  # slots: two on training ranks, two on inference ranks
 
@@ -31,9 +32,7 @@ class _Draft:
     bundles: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     bucket_bytes: list[int] = field(default_factory=list)
 
-    def step(
-        self, op: Op, lane: Lane, src: int, dst: int, group: int, src_at: int, dst_at: int, after: list[int]
-    ) -> int:
+    def step(self, op: Op, lane: Lane, src: int, dst: int, group: int, src_at: int, dst_at: int, after: list[int]) -> int:
         """Add a step that carries the newest bundle; its number."""
         self.rows.append((op, lane, len(self.bundles) - 1, src, dst, group, src_at, dst_at))
         self.after.append(sorted(set(after)))

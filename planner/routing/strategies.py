@@ -33,17 +33,13 @@ class Strategy:
 
 
 def _by_trees(name: str, rule: TreeRule) -> Planner:
-    def plan(
-        problem: Problem, pieces: Sequence[Pieces], topology: Topology, backend: Backend, message_bytes: int
-    ) -> Plan:
+    def plan(problem: Problem, pieces: Sequence[Pieces], topology: Topology, backend: Backend, message_bytes: int) -> Plan:
         return plan_by_trees(name, problem, pieces, topology, backend, rule, message_bytes)
 
     return plan
 
 
-def _gather_broadcast(
-    problem: Problem, pieces: Sequence[Pieces], topology: Topology, backend: Backend, _: int
-) -> Plan:
+def _gather_broadcast(problem: Problem, pieces: Sequence[Pieces], topology: Topology, backend: Backend, _: int) -> Plan:
     return gather_broadcast.plan(problem, pieces, topology, backend)
 
 
@@ -78,16 +74,10 @@ def message_bytes_for(problem: Problem, pieces: Sequence[Pieces]) -> int:
     """The message size that suits the problem, from the constants above."""
     into = np.zeros(problem.n_ranks, dtype=np.int64)
     for cls, of_class in zip(problem.classes, pieces, strict=True):
-        by_pattern = np.bincount(
-            of_class.pattern, weights=of_class.n_elements, minlength=len(of_class.needers)
-        )
+        by_pattern = np.bincount(of_class.pattern, weights=of_class.n_elements, minlength=len(of_class.needers))
         for needers, n_elements in zip(of_class.needers, by_pattern, strict=True):
             into[needers] += int(n_elements) * cls.itemsize * len(cls.members)
-    return int(
-        np.clip(
-            into.max(initial=0) // MESSAGES_INTO_BUSIEST_RANK, SMALLEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES
-        )
-    )
+    return int(np.clip(into.max(initial=0) // MESSAGES_INTO_BUSIEST_RANK, SMALLEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES))
 
 
 def make_plan(problem: Problem, topology: Topology, strategy: str, message_bytes: int | None = None) -> Plan:
@@ -104,8 +94,6 @@ def make_plan(problem: Problem, topology: Topology, strategy: str, message_bytes
         )
     whole = pieces_of(problem)
     limit = message_bytes_for(problem, whole) if message_bytes is None else message_bytes
-    pieces = [
-        split_large(p, max(1, limit // cls.itemsize)) for p, cls in zip(whole, problem.classes, strict=True)
-    ]
+    pieces = [split_large(p, max(1, limit // cls.itemsize)) for p, cls in zip(whole, problem.classes, strict=True)]
     backend = Backend.PROCESSES if topology.machine.kind is MachineKind.CPU else Backend.NCCL
     return STRATEGIES[strategy].plan(problem, pieces, topology, backend, limit)

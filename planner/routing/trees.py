@@ -33,7 +33,9 @@ from shardroute.topologies.topologies import Topology
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One copy of a tree: from `src` to `dst`; `parent` is the index of the hop that brought the piece to `src` (None = it holds it)."""
+    """One copy of a tree: from `src` to `dst`; `parent` is the index of the hop that brought the piece to `src` (None = it
+    holds it).
+    """
 
     src: int
     dst: int
@@ -41,8 +43,9 @@ class Hop:
     parent: int | None = None
 
 
-# Messages that a rank sends at once on a lane. One at a time leaves the NIC idle for every hop's latency and for every moment in which
-# a receiver is shared; on EP16 -> DP8 x TP32 over 34 DGX H100 the simulator gives 26, 14, 13.4 and 13.1 ms for 1, 2, 4 and 8.
+# Messages that a rank sends at once on a lane. One at a time leaves the NIC idle for every hop's latency and for every
+# moment in which a receiver is shared; on EP16 -> DP8 x TP32 over 34 DGX H100 the simulator gives 26, 14, 13.4 and 13.1 ms
+# for 1, 2, 4 and 8.
 N_QUEUES = 8
 
 Tree = tuple[Hop, ...]
@@ -96,9 +99,7 @@ def plan_by_trees(
 
 def _route(problem: Problem, pieces: Sequence[Pieces], topology: Topology, rule: TreeRule) -> _Routes:
     trees: list[Tree] = []
-    known: dict[
-        tuple[bytes, bytes], tuple[int, int, int]
-    ] = {}  # holders, needers -> pattern number, first tree, how many
+    known: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}  # holders, needers -> pattern number, first tree, how many
     columns: list[NDArray[np.int64]] = []
     for cls, of_class in zip(problem.classes, pieces, strict=True):
         choice = np.zeros((len(of_class.holders), 3), dtype=np.int64)
@@ -122,9 +123,7 @@ def _route(problem: Problem, pieces: Sequence[Pieces], topology: Topology, rule:
             )
         )
     tensor, piece, n_bytes, pattern, first, count = np.concatenate([np.zeros((0, 6), np.int64), *columns]).T
-    return _Routes(
-        *_tree_columns(trees), tensor, piece, n_bytes, first + _deal(pattern, n_bytes, tensor, count)
-    )
+    return _Routes(*_tree_columns(trees), tensor, piece, n_bytes, first + _deal(pattern, n_bytes, tensor, count))
 
 
 def _deal(pattern: Ints, n_bytes: Ints, tensor: Ints, count: Ints) -> Ints:
@@ -139,7 +138,9 @@ def _deal(pattern: Ints, n_bytes: Ints, tensor: Ints, count: Ints) -> Ints:
 
 
 def _tree_columns(trees: Sequence[Tree]) -> tuple[Ints, Ranks, Ranks, NDArray[np.uint8], Ints, Ints, Ints]:
-    """The trees' hops as columns of _Routes: tree_ptr, src, dst, lane, parent (in the tree, -1 = none), depth, root (in the tree)."""
+    """The trees' hops as columns of _Routes: tree_ptr, src, dst, lane, parent (in the tree, -1 = none), depth, root (in the
+    tree).
+    """
     hops = [hop for tree in trees for hop in tree]
     ptr = np.cumsum([0, *(len(tree) for tree in trees)], dtype=np.int64)
     first = np.repeat(ptr[:-1], np.diff(ptr))
@@ -186,7 +187,8 @@ def _walk(routes: _Routes, bundle_tree: Ints, position: Ints, backend: Backend) 
     """Every bundle along every hop of its tree, ordered by when each hop can be expected to run.
 
     Time is counted in messages: a first hop runs at its place in its sender's queue, any other one message after the hop before
-    it. So a relay queues in the order in which its input arrives, and no rank waits for a late message while an early one lies ready.
+    it. So a relay queues in the order in which its input arrives, and no rank waits for a late message while an early one
+    lies ready.
     """
     hop, bundle = ranges(routes.tree_ptr, bundle_tree)
     first_step = np.cumsum([0, *np.diff(routes.tree_ptr)[bundle_tree]])[:-1][bundle]
@@ -216,9 +218,7 @@ def _walk(routes: _Routes, bundle_tree: Ints, position: Ints, backend: Backend) 
 
 def _count_up(order: Ints, src: Ranks, lane: NDArray[np.uint8]) -> Ints:
     """Each step's place among those of its sender and lane, when steps are sorted by `order` (which keeps these together)."""
-    starts = np.flatnonzero(
-        (np.diff(src[order], prepend=-1) != 0) | (np.diff(lane[order].astype(np.int64), prepend=-1) != 0)
-    )
+    starts = np.flatnonzero((np.diff(src[order], prepend=-1) != 0) | (np.diff(lane[order].astype(np.int64), prepend=-1) != 0))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     return place

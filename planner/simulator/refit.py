@@ -57,16 +57,12 @@ def predict(
     tasks = tasks_of(plan, topology, calibration)
     result = simulate(tasks.graph, progress=progress)
     n_steps = len(plan.steps)
-    start_s, end_s = (
-        _spans(result.ready_s, result.finish_s, tasks.first) if n_steps else (np.zeros(0), np.zeros(0))
-    )
+    start_s, end_s = _spans(result.ready_s, result.finish_s, tasks.first) if n_steps else (np.zeros(0), np.zeros(0))
     source = f"{topology.machine.name} x {topology.n_units}, {calibration.library} ({calibration.measured})"
     used = np.flatnonzero(result.link_amount > 0)
     order = used[np.argsort(-result.link_busy_s[used], kind="stable")]
     n_bytes = np.array([tasks.n_bytes]) if topology.machine.kind is MachineKind.CPU else result.link_amount
-    resources = tuple(
-        Resource(tasks.links.name(i), round(n_bytes[i]), float(result.link_busy_s[i])) for i in order.tolist()
-    )
+    resources = tuple(Resource(tasks.links.name(i), round(n_bytes[i]), float(result.link_busy_s[i])) for i in order.tolist())
     return Prediction(Timeline("predicted", plan.digest, source, start_s, end_s), resources, result.n_events)
 
 
