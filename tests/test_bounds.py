@@ -2,7 +2,8 @@
 
 import pytest
 
-from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.bounds import cuts, demand
 from shardroute.planner.routing.strategies import pieces_of
@@ -25,7 +26,7 @@ def test_a_domain_must_take_in_each_byte_that_it_needs_once() -> None:
         shape,
         "u8",
         place(shape, Mesh.of({"x": 8}), [Shard(0)]),
-        place(shape, Mesh.of({"dp": 4}, [8, 9, 16, 17]), [Replicate()]),
+        place(shape, Mesh.of({"dp": 4}, [8, 9, 16, 23]), [Replicate()]),
     )
 
     needs, topology = bounds(problem)
@@ -33,7 +34,7 @@ def test_a_domain_must_take_in_each_byte_that_it_needs_once() -> None:
 
     assert needs.into_domain.tolist() == [0, 8_000_000, 8_000_000]
     assert needs.out_of_domain.tolist() == [8_000_000, 0, 0]
-    assert needs.into_rank[[8, 9, 16, 17]].tolist() == [8_000_000] * 4
+    assert needs.into_rank[[8, 9, 16, 23]].tolist() == [8_000_000] * 4
     assert tightest.seconds == pytest.approx(8_000_000 / (8 * 50e9))
 
 
@@ -85,3 +86,13 @@ def test_processes_are_bounded_by_what_the_cores_copy() -> None:
 
     assert only.n_bytes == 32
     assert only.seconds == pytest.approx(32 / (calibration.cores * calibration.copy_Bps))
+
+
+def test_only_gpus_that_are_ranks_count() -> None:
+    # Domain 1 has ranks 8 and 9 only: its other six NICs don't help.
+    problem = one_tensor((8,), "f32", place((8,), Mesh.of({"x": 8}), [Shard(0)]), place((8,), Mesh.of({"x": 2}, [8, 9]), [Shard(0)]))
+
+    needs, topology = bounds(problem)
+    tightest = cuts(needs, topology, CALIBRATION)[0]
+
+    assert tightest.seconds == pytest.approx(32 / (2 * 50e9))

@@ -87,8 +87,10 @@ def cuts(needs: Demand, topology: Topology, calibration: Calibration) -> list[Cu
         n_bytes = int(needs.into_rank.sum()) + needs.local
         rate = (calibration.cores or 0.0) * (calibration.copy_Bps or 0.0)
         return [_cut("memory of the host", n_bytes, rate)] if n_bytes else []
-    nic = np.bincount(topology.domain, weights=topology.nic_Bps, minlength=topology.n_domains) / topology.machine.oversubscription
-    ports = (topology.nvlink_Bps + topology.nic_Bps)[: len(needs.into_rank)]
+    ranks = slice(0, len(needs.into_rank))  # GPUs beyond the ranks take no part
+    nic = np.bincount(topology.domain[ranks], weights=topology.nic_Bps[ranks], minlength=topology.n_domains)
+    nic /= topology.machine.oversubscription
+    ports = (topology.nvlink_Bps + topology.nic_Bps)[ranks]
     found = [
         *_worst("NICs into domain", needs.into_domain, nic),
         *_worst("NICs out of domain", needs.out_of_domain, nic),
