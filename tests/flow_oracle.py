@@ -1,5 +1,7 @@
 """Max-min sharing as plainly as it can be written: one level raised step by step, everything solved anew at every event."""
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,7 +66,9 @@ def assert_max_min(graph: TaskGraph, flows: list[int], rates: Floats) -> None:
     assert (use @ rates <= graph.capacity * (1 + REL)).all()
     full = use @ rates >= graph.capacity * (1 - REL)
     for at, flow in enumerate(flows):
-        has_bottleneck = any(level[at] >= level[use[link] > 0].max() * (1 - REL) for link in np.flatnonzero(full & (use[:, at] > 0)))
+        has_bottleneck = any(
+            level[at] >= level[use[link] > 0].max() * (1 - REL) for link in np.flatnonzero(full & (use[:, at] > 0))
+        )
         assert has_bottleneck or rates[at] >= graph.cap[flow] * (1 - REL)
 
 
@@ -94,11 +98,10 @@ def simulate_plainly(graph: TaskGraph) -> Floats:
                     finish_s[i] = now_s
             continue
         rates = rates_of(graph, flows)
-        coming_s = begin_s[begin_s > now_s].min(initial=np.inf)
-        next_s = min(coming_s, (now_s + left[flows] / rates).min(initial=np.inf))
+        end_s = now_s + left[flows] / rates
+        next_s = min(begin_s[begin_s > now_s].min(initial=np.inf), end_s.min(initial=np.inf))
         left[flows] -= rates * (next_s - now_s)
-        # What a double can't tell from done: it would else end at once, at a time that rounds to this one.
-        left[left <= 1e-11 * graph.amount] = 0.0
+        left[np.array(flows, int)[end_s <= next_s * (1 + 1e-13)]] = 0.0  # ends that differ by rounding only
         now_s = next_s
     return finish_s
 
@@ -107,7 +110,7 @@ def served_amounts(graph: TaskGraph, result: SimulationResult) -> Floats:
     """What each flow moves when, between the times of the result, all flows have their max-min rates."""
     served = np.zeros(graph.n_tasks)
     moments = np.unique(np.concatenate([result.start_s, result.finish_s]))
-    for first_s, last_s in zip(moments[:-1], moments[1:], strict=True):
+    for first_s, last_s in itertools.pairwise(moments):
         middle_s = (first_s + last_s) / 2
         flows = np.flatnonzero((result.start_s < middle_s) & (middle_s < result.finish_s)).tolist()
         if flows:

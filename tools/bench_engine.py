@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies, simulate
+from shardroute.planner.simulator.tasks import Csr
 
 Ints = NDArray[np.integer]
 Floats = NDArray[np.float64]
@@ -31,9 +32,7 @@ WINDOW = 4
 N_DOMAINS = 16
 
 
-def pair_graph(
-    src: Ints, dst: Ints, n_gpus: int, n_bytes: Floats, deps: tuple[Ints, Ints]
-) -> TaskGraph:
+def pair_graph(src: Ints, dst: Ints, n_gpus: int, n_bytes: Floats, deps: Csr) -> TaskGraph:
     """Flows from port out of src to port in of dst."""
     n = len(src)
     return TaskGraph(
@@ -55,9 +54,9 @@ def unequal(rng: np.random.Generator, n: int) -> Floats:
     return np.ceil(FLOW_BYTES * rng.lognormal(0, 1, n))
 
 
-def no_dependencies(n: int) -> tuple[Ints, Ints]:
+def no_dependencies(n: int) -> Csr:
     """The empty set of dependencies of n tasks."""
-    return np.zeros(n + 1, np.int64), np.zeros(0, np.int64)
+    return np.zeros(n + 1, np.int64), np.zeros(0, np.int32)
 
 
 def all_to_all(rng: np.random.Generator, n_tasks: int) -> TaskGraph:

@@ -82,8 +82,8 @@ N_TASKS, N_CLASSES, N_LINKS, N_LEAVES = range(9, 13)
 # Times and levels that differ by less than this, relatively, differ by rounding only: 512 steps of a double. One event takes
 # them all, so symmetric flows end together and cost one solve.
 ROUNDING = 2.0**-43
-# A link used to within this of its capacity is taken for full. Only a guess at what to solve: a link wrongly left out is
-# found over capacity afterwards.
+# A link used to within this of its capacity is taken for full. Every link that is some class's bottleneck must pass: it lies
+# within rounding of its capacity. One that passes and isn't full costs time only.
 NEARLY_FULL = 1.0 - 1e-9
 # Passes toward a water level; each pass gives a valid lower bound, later ones a closer one.
 WATER_PASSES = 4
@@ -238,10 +238,10 @@ def take_due(s: State, now_s: float, tolerance: float) -> None:
         if time_s > limit_s:
             if tolerance == 0.0 or code >= n_tasks or codes[CLASS][code] < 0:
                 break
-            early = (time_s - now_s) * s.class_rates[PEAK][codes[CLASS][code]]
-            if early > tolerance * times[AMOUNT][code]:
+            share = (time_s - now_s) * s.class_rates[PEAK][codes[CLASS][code]] / times[AMOUNT][code]
+            if share > tolerance:
                 break
-            s.reached[0] = max(s.reached[0], early / times[AMOUNT][code])
+            s.reached[0] = max(s.reached[0], share)
         pop(times[DUE_S], codes[DUE_CODE], counts[N_DUE], 0)
         counts[N_DUE] -= 1
         if code >= n_tasks:
@@ -384,9 +384,7 @@ def spread(s: State, solve: int, floor: float) -> None:
             at_class += 1
             for slot in range(route_from[c], route_to[c]):
                 link = slot_link[slot]
-                if link_mark[link] != solve and (
-                    link == bottleneck[c] or use[link] >= capacity[link] * NEARLY_FULL
-                ):
+                if link_mark[link] != solve and (link == bottleneck[c] or use[link] >= capacity[link] * NEARLY_FULL):
                     link_mark[link] = solve
                     taken[n_taken] = link
                     n_taken += 1
@@ -565,9 +563,10 @@ def end_early(s: State, now_s: float, tolerance: float, of_all: bool) -> bool:
         first = queue_from[c]
         while count[c] > 0:
             left = goal[first] - service[c] - rate[c] * (now_s - service_s[c])
-            if left > tolerance * amount[queue[first]]:
+            share = left / amount[queue[first]]
+            if share > tolerance:
                 break
-            s.reached[0] = max(s.reached[0], left / amount[queue[first]])
+            s.reached[0] = max(s.reached[0], share)
             end_first(s, c, now_s)
             ended = True
         if not of_all:
