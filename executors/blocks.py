@@ -1,7 +1,7 @@
 """A plan's bundles as block copies between arenas: few, large, and the same whatever library carries them.
 
-Rule: a block reads one place of its driving rank and writes one place of one rank; its form (extents and strides) has been reduced
-as far as it goes, so that what is contiguous on both sides is one run of bytes.
+Rule: a block reads one place of its driving rank and writes one place of one rank; its form (extents and strides) has been
+reduced as far as it goes, so that what is contiguous on both sides is one run of bytes.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class _Moves:
 
 
 def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
-    """The step and driving rank of each block, the blocks, their forms; ordered by rank, step, receiving rank, place in the bundle.
+    """The step and driving rank of each block, the blocks, their forms; in order of rank, step, receiver and place in the bundle.
 
     Raises PlanError when a step reads or delivers a piece where no fragment contains it, or leaves its slot.
     """
@@ -67,7 +67,9 @@ def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
     steps, bundles = plan.steps, plan.bundles
     offset = bundles.offset[moves.entry]
     src_at, dst_at = steps.src_at[moves.step].astype(np.int64), steps.dst_at[moves.step].astype(np.int64)
-    _check_slots(plan, moves, offset, (src_at >= 0) | (dst_at >= 0), np.minimum(_slot_room(plan, src_at), _slot_room(plan, dst_at)))
+    _check_slots(
+        plan, moves, offset, (src_at >= 0) | (dst_at >= 0), np.minimum(_slot_room(plan, src_at), _slot_room(plan, dst_at))
+    )
     row, src, src_box = _resolve(plan, memory, moves.src, src_at, moves.entry, offset)
     first = np.flatnonzero(np.diff(row, prepend=-1))
     _check_found(plan, moves, row, "reads", "holds", src_at, np.ones(len(src_at), dtype=bool))
@@ -124,7 +126,11 @@ def _resolve(plan: Plan, memory: Memory, rank: Ints, at: Ints, entry: Ints, offs
     """Where each (rank, place, entry) lies: row asked for, address, box (-1 = dense in a slot); ordered by row."""
     tensor, piece = plan.bundles.tensor[entry], plan.bundles.piece[entry]
     staged = np.flatnonzero(at >= 0)
-    rows, addresses, boxes = [staged], [memory.slot_address(rank[staged], at[staged]) + offset[staged]], [np.full(len(staged), -1)]
+    rows, addresses, boxes = (
+        [staged],
+        [memory.slot_address(rank[staged], at[staged]) + offset[staged]],
+        [np.full(len(staged), -1)],
+    )
     for place, part in ((SOURCE, Part.SOURCE), (TARGET, Part.TARGET)):
         asked = np.flatnonzero(at == place)
         row, address, box = memory.locate(part, rank[asked], tensor[asked], piece[asked])
@@ -146,8 +152,8 @@ def _check_slots(plan: Plan, moves: _Moves, offset: Ints, staged: NDArray[np.boo
     if bad.any():
         i = int(np.argmax(bad))
         raise PlanError(
-            f"step {moves.step[i]}: {_piece_text(plan, int(moves.entry[i]))} lies at bytes {offset[i]} to {offset[i] + n_bytes[i]} "
-            f"of a slot of {room[i]} bytes"
+            f"step {moves.step[i]}: {_piece_text(plan, int(moves.entry[i]))} lies at bytes {offset[i]} to "
+            f"{offset[i] + n_bytes[i]} of a slot of {room[i]} bytes"
         )
 
 
@@ -158,8 +164,8 @@ def _check_found(plan: Plan, moves: _Moves, row: Ints, does: str, has: str, at: 
         rank = int((moves.src if does == "reads" else moves.dst)[i])
         side = "source" if at[i] == SOURCE else "destination"
         raise PlanError(
-            f"step {moves.step[i]} {does} {_piece_text(plan, int(moves.entry[i]))} in the {side} weights of rank {rank}, which {has} no "
-            "fragment that contains it"
+            f"step {moves.step[i]} {does} {_piece_text(plan, int(moves.entry[i]))} in the {side} weights of rank {rank}, "
+            f"which {has} no fragment that contains it"
         )
 
 
@@ -199,13 +205,15 @@ def _forms(memory: Memory, plan: Plan, piece: Ints, src_box: Ints, dst_box: Ints
 
 
 def _merge(step: Ints, rank: Ints, blocks: Blocks) -> tuple[Ints, Blocks]:
-    """Join each run of linear blocks of one step that continue each other on both sides; the rows that were kept, and the blocks."""
+    """Join linear blocks of one step that continue each other on both sides; the rows that were kept, and the blocks."""
     if not len(step):
         return step, blocks
     linear = blocks.form == LINEAR
     joins = np.zeros(len(step), dtype=bool)
     joins[1:] = linear[1:] & linear[:-1] & (step[1:] == step[:-1]) & (rank[1:] == rank[:-1]) & (blocks.to[1:] == blocks.to[:-1])
-    joins[1:] &= (blocks.src[:-1] + blocks.n_bytes[:-1] == blocks.src[1:]) & (blocks.dst[:-1] + blocks.n_bytes[:-1] == blocks.dst[1:])
+    joins[1:] &= (blocks.src[:-1] + blocks.n_bytes[:-1] == blocks.src[1:]) & (
+        blocks.dst[:-1] + blocks.n_bytes[:-1] == blocks.dst[1:]
+    )
     kept = np.flatnonzero(~joins)
     merged = blocks.take(kept)
     return kept, Blocks(merged.src, merged.dst, merged.to, np.add.reduceat(blocks.n_bytes, kept), merged.form)

@@ -10,7 +10,7 @@ from shardroute.executors.transports import Transport
 
 
 def drive(programs: Programs, rank: int, transport: Transport, start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
-    """Run all actions of the rank, writing when each cell's copies began and ended (time.monotonic, which all processes share)."""
+    """Run all actions of the rank, writing when each cell's copies began and ended (time.monotonic: one clock for all)."""
     actions, several = programs.actions, np.diff(programs.cells.ptr) > 1
     rows = slice(int(actions.ptr[rank]), int(actions.ptr[rank + 1]))
     waits: list[int] = actions.wait_ptr[rows.start : rows.stop + 1].tolist()
@@ -18,7 +18,13 @@ def drive(programs: Programs, rank: int, transport: Transport, start_s: NDArray[
     together: list[bool] = several[actions.step[rows]].tolist()
     wait: list[int] = actions.wait[waits[0] : waits[-1]].tolist()
     for i, (action, step, cell, meets) in enumerate(
-        zip(range(rows.start, rows.stop), actions.step[rows].tolist(), actions.cell[rows].tolist(), actions.meets[rows].tolist(), strict=True)
+        zip(
+            range(rows.start, rows.stop),
+            actions.step[rows].tolist(),
+            actions.cell[rows].tolist(),
+            actions.meets[rows].tolist(),
+            strict=True,
+        )
     ):
         transport.enter(step)
         for before in wait[waits[i] - waits[0] : waits[i + 1] - waits[0]]:

@@ -1,10 +1,11 @@
 """From a plan to what each rank does: its actions in order, what each waits for, and the block copies that it makes.
 
-Rule: no library is known here. A rank is one thread that drives its steps in plan order, whatever their lanes: plan order is one
-global order in which everything waits for earlier steps only, so this never deadlocks.
+Rule: no library is known here. A rank is one thread that drives its steps in plan order, whatever their lanes: plan order
+is one global order in which everything waits for earlier steps only, so this never deadlocks.
 
-An *action* is one rank's part in driving a step: a COPY is one action, a collective one for each rank of its group. Each action has
-a *cell*, a number that counts through the actions step by step; a step is complete when all its cells are marked.
+An *action* is one rank's part in driving a step: a COPY is one action, a collective one for each rank of its group. Each
+action has a *cell*, a number that counts through the actions step by step; a step is complete when all its cells are
+marked.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -107,7 +108,9 @@ def compile_plan(plan: Plan) -> tuple[Programs, Buffers]:
     meets = (np.diff(cell_ptr)[step] > 1) & (np.diff(block_ptr) > 0)
     actions = Actions(np.searchsorted(rank, np.arange(plan.problem.n_ranks + 1)), step, cell_of, meets, wait_ptr, wait, block_ptr)
     buffers = memory.buffers
-    return Programs(buffers.target_at, buffers.slots_at, buffers.arena_bytes, actions, cells, blocks, forms, memory.holdings()), buffers
+    return Programs(
+        buffers.target_at, buffers.slots_at, buffers.arena_bytes, actions, cells, blocks, forms, memory.holdings()
+    ), buffers
 
 
 def _drivers(plan: Plan) -> tuple[Ints, Ints]:

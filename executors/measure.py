@@ -1,11 +1,11 @@
 """What this machine's processes cost: a calibration fitted to runs of small plans by the very executor that it will predict.
 
-The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_bytes / copy_Bps of CPU time,
-and all ranks that have work share `cores` cores.
+The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_bytes / copy_Bps of
+CPU time, and all ranks that have work share `cores` cores.
 
-Three kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, none of them in a cache. Their median times are three equations
-with three unknowns. Then twice as many ranks as there are CPUs copy at once; the CPU time that the model says this takes, over the
-time that it took, is `cores`.
+Three kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, none of them in a cache. Their
+median times are three equations with three unknowns. Then twice as many ranks as there are CPUs copy at once; the CPU time
+that the model says this takes, over the time that it took, is `cores`.
 """
 
 import datetime
@@ -19,8 +19,9 @@ import numpy as np
 from shardroute.executors.processes import machine_text
 from shardroute.executors.run import run_plan
 from shardroute.planner.layouts.fragments import Fragments, Ints
+from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
-from shardroute.planner.problems import Layout, Problem, Tensor
+from shardroute.planner.problems import Problem
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.machines import load_machine
@@ -32,7 +33,7 @@ _REPEATS, _REPEATS_TOGETHER = 3, 5
 # Steps of each kind: enough that each kind takes some 10 ms, which is long against a scheduler's tick of 1 to 4 ms.
 _N_SINGLE, _N_MANY, _N_LARGE = 2000, 16, 24
 _PIECES_OF_MANY = 500
-# Pieces are bf16 boxes that take half of each row, as when a weight is split by columns: (rows, columns) of 128 B, 4 KiB and 2 MiB.
+# Pieces are bf16 boxes that take half of each row, like a weight split by columns: (rows, columns), of 128 B, 4 KiB and 2 MiB.
 _TINY, _SMALL, _LARGE = (4, 16), (8, 256), (2048, 512)
 # What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
 _TOGETHER_BYTES = 256 * 2**20
@@ -53,10 +54,12 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
 
     Raises RunError when what was measured contradicts the model (the machine is busy with something else), or a run fails.
     """
+    load = os.getloadavg()[0]
     launch_s, piece_s, copy_Bps = _alone(timeout_s)
     cores = _together(launch_s, piece_s, copy_Bps, timeout_s)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    source = f"measured on {today} on {platform.node()} ({machine_text()}) by running plans; see shardroute.executors.measure"
+    where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
+    source = f"measured on {today} on {where} by running plans, see executors/measure.py"
     values = {"step.launch": launch_s, "step.piece": piece_s, "cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
     figures = [calibration_figure(key, value, source) for key, value in values.items()]
     return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
@@ -75,7 +78,9 @@ def _alone(timeout_s: float) -> tuple[float, float, float]:
     model = np.stack([np.ones(3), plan.step_pieces[example], plan.step_bytes[example]], axis=1)
     launch_s, piece_s, byte_s = np.linalg.solve(model, medians).tolist()
     if launch_s < 0 or piece_s < 0 or byte_s <= 0:
-        raise RunError(f"steps took {medians.tolist()} s, which no such costs explain; is the machine busy? Measure when it is idle")
+        raise RunError(
+            f"steps took {medians.tolist()} s, which no such costs explain; is the machine busy? Measure when it is idle"
+        )
     return launch_s, piece_s, 1 / byte_s
 
 
@@ -85,7 +90,9 @@ def _together(launch_s: float, piece_s: float, copy_Bps: float, timeout_s: float
     n_ranks = 2 * n_cpus
     n_each = max(1, _TOGETHER_BYTES // n_ranks // (_LARGE[0] * _LARGE[1] * 2))
     ring = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
-    plan = _copies([_rows("ring", ring, n_each, _LARGE)], [1] * (n_ranks * n_each), [pair for pair in ring for _ in range(n_each)])
+    plan = _copies(
+        [_rows("ring", ring, n_each, _LARGE)], [1] * (n_ranks * n_each), [pair for pair in ring for _ in range(n_each)]
+    )
     # The fastest trial: whatever else the machine did meanwhile can only have taken cores away.
     measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
     work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(plan.step_bytes.sum()) / copy_Bps
@@ -109,7 +116,7 @@ def _boxes(first_row: Ints, n_rows: int, n_columns: int) -> tuple[Ints, Ints]:
 
 
 def _copies(rows: Sequence[_Rows], n_pieces: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Plan:
-    """The plan that copies all pieces of all tensors, in order: step i takes the next n_pieces[i] from pairs[i][0] to pairs[i][1]."""
+    """The plan that copies all pieces in order: step i takes the next n_pieces[i] from rank pairs[i][0] to rank pairs[i][1]."""
     names = tuple((r.tensor.name,) for r in rows)
     source, target = Layout(tuple(r.source for r in rows), names), Layout(tuple(r.target for r in rows), names)
     n, n_ranks = len(n_pieces), int(max(max(pair) for pair in pairs)) + 1
@@ -119,7 +126,8 @@ def _copies(rows: Sequence[_Rows], n_pieces: Sequence[int], pairs: Sequence[tupl
         np.full(sum(counts), -1),
     )  # fmt: skip
     steps = Steps(
-        op=np.full(n, Op.COPY), lane=np.full(n, Lane.INJECT), backend=np.full(n, Backend.PROCESSES), bundle=np.arange(n),
+        op=np.full(n, Op.COPY), lane=np.full(n, Lane.INJECT), backend=np.full(n, Backend.PROCESSES),
+        bundle=np.arange(n, dtype=np.int32),
         src=np.array([a for a, _ in pairs]), dst=np.array([b for _, b in pairs]), group=np.full(n, -1),
         src_at=np.full(n, SOURCE), dst_at=np.full(n, TARGET), after_ptr=np.zeros(n + 1, np.int64), after=np.zeros(0, np.int64),
     )  # fmt: skip

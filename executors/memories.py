@@ -1,7 +1,7 @@
 """Where everything lies on each rank: one arena a rank, with its source buffers, its target buffers, then its slots.
 
-Rule: an address is a byte offset in the arena of its rank, so no pointer appears here, and a transport may put an arena where
-it likes (a shared file, a symmetric heap). All lookups take and return columns.
+Rule: an address is a byte offset in the arena of its rank, so no pointer appears here, and a transport may put an arena
+where it likes (a shared file, a symmetric heap). All lookups take and return columns.
 """
 
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ class Memory:
         if len(n_bytes) and n_bytes.astype(np.float64).sum() > 2**62:
             raise PlanError("the buffers of this plan together exceed 2^62 bytes")
         rank_part, which = unique // n_ids, unique % n_ids
-        rank = rank_part // len(Part)
+        ranks = rank_part // len(Part)
         taken = -(-n_bytes // ALIGNMENT) * ALIGNMENT
         end = np.concatenate([[0], np.cumsum(taken)])
         starts = np.searchsorted(rank_part, np.arange(problem.n_ranks * len(Part) + 1))
@@ -182,7 +182,8 @@ class Memory:
         arena = bounds[:: len(Part)]
         self._key, self._n_ids = unique, n_ids
         self.buffers = Buffers(
-            tuple(names), rank.astype(np.int32), (rank_part % len(Part)).astype(np.uint8), which, end[:-1] - arena[rank], n_bytes,
+            tuple(names), ranks.astype(np.int32), (rank_part % len(Part)).astype(np.uint8), which,
+            end[:-1] - arena[ranks], n_bytes,
             bounds[1 :: len(Part)] - arena[:-1], bounds[2 :: len(Part)] - arena[:-1], np.diff(arena),
         )  # fmt: skip
         self._address = self.buffers.offset[inverse[:n_rows]] + np.concatenate(offsets)
@@ -205,16 +206,17 @@ class Memory:
             self.box_lo, self.box_extent, self.box_strides * itemsize[:, None], dense_strides(shape)[group], itemsize,
         )  # fmt: skip
 
-    def piece_number(self, tensor: NDArray[np.int32], piece: NDArray[np.int32]) -> Ints:
+    def piece_number(self, tensor: NDArray[np.integer], piece: NDArray[np.integer]) -> Ints:
         """The number of each piece among those of all classes."""
-        return self.piece_base[self.plan.tensor_class[tensor]] + piece
+        number: Ints = self.piece_base[self.plan.tensor_class[tensor]] + piece
+        return number
 
     def slot_address(self, rank: NDArray[np.int64], slot: NDArray[np.int64]) -> Ints:
         """Where each slot begins; every (rank, slot) asked for must be in the plan's slot_users."""
         key = (rank * len(Part) + Part.SLOT) * self._n_ids + slot
         return self.buffers.offset[np.searchsorted(self._key, key)]
 
-    def locate(self, part: Part, rank: Ints, tensor: Ints, piece: Ints) -> tuple[Ints, Ints, Ints]:
+    def locate(self, part: Part, rank: Ints, tensor: NDArray[np.integer], piece: NDArray[np.integer]) -> tuple[Ints, Ints, Ints]:
         """The fragments that contain each (rank, tensor, piece in its class): row asked for, address of the piece, box.
 
         One row of answers a fragment, ordered by the row asked for, then by fragment; none where nothing contains the piece.
@@ -236,7 +238,7 @@ class Memory:
         inside = self.piece_lo[self.piece_base[classes[row]] + piece[row]] - self.box_lo[box]
         return row, self._address[held] + (inside * self.box_strides[box]).sum(axis=1) * self.itemsize[tensor[row]], box
 
-    def _locate_in_class(self, part: Part, cls: int, rank: Ints, piece: Ints) -> tuple[Ints, Ints]:
+    def _locate_in_class(self, part: Part, cls: int, rank: Ints, piece: NDArray[np.integer]) -> tuple[Ints, Ints]:
         group = cls + part * len(self.plan.boxes)
         boxes = np.arange(self._box_base[group], self._box_base[group + 1])
         by_rank = boxes[np.argsort(self.box_rank[boxes], kind="stable")]

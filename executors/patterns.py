@@ -1,11 +1,11 @@
 """Known contents: what a run puts into source weights, and the proof that exactly these arrived in the destination weights.
 
-Rule: an element's value follows from its tensor and its index in the whole tensor, so replicas agree, neighbours differ, and
-whoever holds an element can say what it must be. Its lowest bit is always 1 and the sentinel's is 0: an element that was never
-written can't pass for one that was.
+Rule: an element's value follows from its tensor and its index in the whole tensor, so replicas agree, neighbours differ,
+and whoever holds an element can say what it must be. Its lowest bit is always 1 and the sentinel's is 0: an element that
+was never written can't pass for one that was.
 
-The value is a hash of the tensor and of the row (all of the index but its last dim), plus a hash of the last dim's index: one addition
-an element, so that gigabytes are filled and verified in seconds.
+The value is a hash of the tensor and of the row (all of the index but its last dim), plus a hash of the last dim's index:
+one addition an element, so that gigabytes are filled and verified in seconds.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """The transport `processes`: one operating-system process a rank on this machine, one memory that all share.
 
-The caller's side: it lays the programs and the arenas into a shared file, starts the ranks (see `ranks`), watches them, and ends
-them. Whatever happens, leaving the session kills what is left of its process group; memory and pipes have no names to leak.
+The caller's side: it lays the programs and the arenas into a shared file, starts the ranks (see `ranks`), watches them, and
+ends them. Whatever happens, leaving the session kills what is left of its process group; memory and pipes have no names to
+leak.
 """
 
 import contextlib
@@ -20,9 +21,10 @@ from typing import Self
 
 import numpy as np
 
+from shardroute.executors.boards import RUNNING, Board
 from shardroute.executors.interpret import Programs, to_columns
 from shardroute.executors.patterns import Finding
-from shardroute.executors.ranks import RUNNING, Board
+from shardroute.executors.ranks import LATE
 from shardroute.executors.shared_files import create_shared_file, file_bytes
 from shardroute.executors.transports import Progress, Trial
 from shardroute.planner.plans import Op, Plan
@@ -31,6 +33,8 @@ from shardroute.topologies.units import format_bytes
 
 _POLL_S = 0.1  # how often progress is told
 _GRACE_S = 2.0  # ranks report a passed deadline themselves; after this much more the caller does it for them
+_SIGNAL_HINTS = {signal.SIGBUS: "; memory ran out", signal.SIGKILL: "; by someone, or by the system for want of memory"}
+_SHOWN_WAITS = 3  # of a chain of waits, in an error
 # The caller's path is handed over, so that ranks import the same packages wherever these were found.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
@@ -46,14 +50,15 @@ class ProcessSession:
 
     def __init__(self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int = 1) -> None:
         """`digest` is of the plan that the programs were compiled from; ranks refuse to run any other than `plan`."""
-        columns = to_columns(programs) | Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, timeout_s)
+        board = Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, timeout_s)
+        columns = to_columns(programs) | to_columns(board, "board.")
         _check_memory(file_bytes(columns, programs.arena_bytes), plan)
         self._plan, self._programs, self._n_trials = plan, programs, n_trials
         try:
             self._shared = create_shared_file(digest, columns, programs.arena_bytes)
         except OSError as error:
             raise RunError(f"the shared memory of the run can't be made: {error.strerror}") from error
-        self._board = Board(self._shared)
+        self._board = Board.of(self._shared)
         # A session of its own: Ctrl-C reaches the caller only, who then ends the whole group. One BLAS thread: none is used, and
         # forking must find a single thread.
         self._nursery = subprocess.Popen(
@@ -76,11 +81,11 @@ class ProcessSession:
         while True:
             ended = calls.poll(1000 * _POLL_S) and os.read(self._nursery.stdout.fileno(), 4096) == b""
             if board.first_failed[0] >= 0:
-                raise RunError(self._failure(int(board.first_failed[0])))  # type: ignore[call-overload]
+                raise RunError(self._failure(int(board.first_failed[0])))
             if ended or self._nursery.poll() not in (None, 0):
                 break
             if time.monotonic() > float(board.deadline_s[0]) + _GRACE_S:
-                raise RunError(self._stuck())
+                raise RunError(self._late(self._slowest()))
             if progress is not None:
                 progress(self._fraction())
         if self._nursery.wait() != 0 or (board.exit_code != 0).any():
@@ -109,7 +114,7 @@ class ProcessSession:
 
     def _fraction(self) -> float:
         board, n_cells = self._board, len(self._programs.cells.rank)
-        trial = min((int(board.phase.min()) - 1) // 2, self._n_trials - 1)  # type: ignore[call-overload]
+        trial = min((int(board.phase.min()) - 1) // 2, self._n_trials - 1)
         if trial < 0:
             return 0.0
         done = int(np.count_nonzero(board.flags[:n_cells] > trial)) / max(n_cells, 1)
@@ -117,23 +122,38 @@ class ProcessSession:
 
     def _failure(self, rank: int) -> str:
         code, words = int(self._board.exit_code[rank]), self._board.read_error(rank)
+        if code == LATE:
+            return self._late(rank)
         if code < 0:
-            hint = {signal.SIGBUS: "; memory ran out", signal.SIGKILL: "; by someone, or by the system for want of memory"}.get(-code, "")
-            words = f"was killed ({signal.Signals(-code).name}{hint})"
-        text = f"rank {rank} {self._where(rank)}: {words}"
-        behind = [r for r in range(self._programs.n_ranks) if f"rank {r} " in words + " " and r != rank]
-        if behind:
-            text += f"; rank {behind[0]} was {self._where(behind[0])}"
-        return f"{text}. All {self._programs.n_ranks} ranks have been ended."
+            number = signal.Signals(-code)
+            words = f"was killed ({number.name}{_SIGNAL_HINTS.get(number, '')})"
+        return f"rank {rank} {self._where(rank)}: {words}. {self._all_ended()}"
 
-    def _stuck(self) -> str:
-        board = self._board
-        alive = (board.exit_code == RUNNING) & (board.waiting < 0)
-        rank = int(np.argmax(alive)) if alive.any() else int(np.argmin(board.phase))
+    def _late(self, rank: int) -> str:
+        """Follow who waits for whom from the rank, to the one that held up all others."""
+        seen = [rank]
+        waits: list[str] = []
+        while (found := self._board.blocker(seen[-1], self._programs.cells.rank)) is not None:
+            blocker, cell, what = found
+            step = int(np.searchsorted(self._programs.cells.ptr, cell, side="right")) - 1
+            waits.append(f"rank {seen[-1]} waited for rank {blocker} to {what}{f' step {step}' if cell >= 0 else ''}")
+            if blocker in seen:
+                break
+            seen.append(blocker)
+        last = seen[-1]
+        chain = "; ".join(reversed(waits[-_SHOWN_WAITS:]))
         return (
-            f"rank {rank} {self._where(rank)}: the {board.deadline_s[1]:g} s that the run may take are over, and it doesn't respond. "
-            f"All {self._programs.n_ranks} ranks have been ended."
+            f"rank {last} {self._where(last)}: held up the run until the {self._board.deadline_s[1]:g} s that it may take "
+            f"were over{f' ({chain})' if chain else ''}. {self._all_ended()}"
         )
+
+    def _slowest(self) -> int:
+        """A rank that still runs and waits for nothing, or the one that is furthest behind."""
+        busy = (self._board.exit_code == RUNNING) & (self._board.waiting < 0)
+        return int(np.argmax(busy)) if busy.any() else int(np.argmin(self._board.phase))
+
+    def _all_ended(self) -> str:
+        return f"All {self._programs.n_ranks} ranks have been ended."
 
     def _where(self, rank: int) -> str:
         step, phase = int(self._board.at_step[rank]), int(self._board.phase[rank])
@@ -166,7 +186,7 @@ def _check_memory(n_bytes: int, plan: Plan) -> None:
     free = available_bytes()
     if free is not None and n_bytes > free:
         raise InputError(
-            f"running this plan on one machine takes {format_bytes(n_bytes)} of memory (all {plan.problem.n_ranks} ranks share it), "
+            f"running this plan on one machine takes {format_bytes(n_bytes)} of memory for all {plan.problem.n_ranks} ranks, "
             f"and {format_bytes(free)} are free; plan a smaller copy of the model with --scale, or fewer ranks"
         )
 
@@ -188,4 +208,5 @@ def available_bytes() -> int | None:
 
 def machine_text() -> str:
     """This machine in words, for a measurement's source."""
-    return f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{os.cpu_count()} cores, {system}, Python {platform.python_version()}, NumPy {np.__version__}"

@@ -1,4 +1,5 @@
-"""Run a plan for real: fill the source weights with known contents, move, verify every destination byte, report when what happened.
+"""Run a plan for real: fill the source weights with known contents, move, verify every destination byte, report when what
+happened.
 
 Rule: nothing here knows how bytes move; that is the transport's.
 """
@@ -33,7 +34,7 @@ DEFAULT_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One wrong place on a rank: the first wrong element of a tensor, or a byte outside of all fragments that changed (tensor "").
+    """What is wrong on a rank: its first wrong element, or the first byte that changed though no fragment covers it (tensor "").
 
     index     of the element in the whole tensor          n_bytes   wrong bytes of this kind on the rank
     """
@@ -77,12 +78,17 @@ class RunResult:
 
 
 def run_plan(
-    plan: Plan, *, transport: str = "processes", timeout_s: float = DEFAULT_TIMEOUT_S, repeats: int = 1, progress: Progress | None = None
+    plan: Plan,
+    *,
+    transport: str = "processes",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    repeats: int = 1,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Run the plan `repeats` times and verify each. Wrong bytes are in the result's `mismatches`, not an error.
 
-    Raises InputError for an unknown transport, a count below 1 and want of memory; PlanError for a plan that reads or writes where
-    its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s` (for everything) pass.
+    Raises InputError for an unknown transport, a count below 1 and want of memory; PlanError for a plan that reads or writes
+    where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s` (for everything) pass.
     """
     if transport not in TRANSPORTS:
         raise InputError(f"transport {transport!r} is not known; expected one of {', '.join(TRANSPORTS)}")

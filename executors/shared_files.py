@@ -1,7 +1,7 @@
 """Columns and arenas in one file that processes map: the shared memory of a run.
 
-Rule: the file has no name once it exists (an anonymous memory file on Linux, elsewhere a temporary one that is unlinked at once), so
-whatever kills whom, nothing stays behind. Its pages take memory only once they are touched.
+Rule: the file has no name once it exists (an anonymous memory file on Linux, elsewhere a temporary one that is unlinked at
+once), so whatever kills whom, nothing stays behind. Its pages take memory only once they are touched.
 """
 
 import json
@@ -45,11 +45,13 @@ class SharedFile:
 
 def file_bytes(columns: Mapping[str, NDArray[np.generic]], arena_bytes: Ints) -> int:
     """The size of the file that would hold these."""
-    return sum(_padded(c.nbytes, mmap.PAGESIZE) for c in columns.values()) + sum(_padded(n, mmap.PAGESIZE) for n in arena_bytes.tolist())
+    return sum(_padded(c.nbytes, mmap.PAGESIZE) for c in columns.values()) + sum(
+        _padded(n, mmap.PAGESIZE) for n in arena_bytes.tolist()
+    )
 
 
 def create_shared_file(digest: str, columns: Mapping[str, NDArray[np.generic]], arena_bytes: Ints) -> SharedFile:
-    """A new file with copies of the columns, and room for the arenas. Close its descriptor when done; OSError when it can't be made."""
+    """A new file with copies of the columns, and room for the arenas; whoever asked closes its descriptor. Raises OSError."""
     table, at = {}, 0
     for name, column in columns.items():
         table[name] = (column.dtype.str, column.shape, at)
@@ -57,7 +59,7 @@ def create_shared_file(digest: str, columns: Mapping[str, NDArray[np.generic]], 
     head = {"digest": digest, "columns": table, "arena_bytes": arena_bytes.tolist()}
     text = json.dumps(head).encode()
     columns_at = _padded(_LENGTH_BYTES + len(text), _ALIGNMENT)
-    arena_at, end = _arenas_at(columns_at + at, arena_bytes)
+    _, end = _arenas_at(columns_at + at, arena_bytes)
     fd = _anonymous_file()
     os.ftruncate(fd, max(end, mmap.PAGESIZE))
     with mmap.mmap(fd, columns_at) as start:

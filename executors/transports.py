@@ -1,7 +1,7 @@
 """The seam between running a plan and the library that moves its bytes.
 
-Rule: above it no library is named, below it no plan is known. A new transport is one file with two classes: a `Transport`, of which
-every rank has one, and a `Session`, which whoever asked for the run holds.
+Rule: above it no library is named, below it no plan is known. A new transport is one file with two classes: a `Transport`,
+of which every rank has one, and a `Session`, which whoever asked for the run holds.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,14 +1,18 @@
 """Plans written step by step, for tests of what strategies don't produce."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from shardroute.planner.layouts.fragments import Fragments
-from shardroute.planner.layouts.meshes import Mesh, Shard, place
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.placements import Replicate, Shard
+from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
-from shardroute.planner.problems import Layout, Problem, Tensor
+from shardroute.planner.problems import Problem
 from shardroute.topologies import build_topology, load_machine
 
 Box = Sequence[tuple[int, int]]  # (lo, hi) for each dim
@@ -22,7 +26,7 @@ class HandPlan:
     pieces: list[list[Box]] = field(default_factory=list)
     rows: list[tuple[int, ...]] = field(default_factory=list)
     after: list[list[int]] = field(default_factory=list)
-    bundles: list[list[tuple[int, int]]] = field(default_factory=list)
+    bundles: list[list[tuple[int, int, int]]] = field(default_factory=list)  # tensor, piece, offset
     groups: list[list[int]] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
 
@@ -32,18 +36,29 @@ class HandPlan:
         self.pieces.append([])
         return len(self.tensors) - 1
 
-    def bundle(self, *pieces: tuple[int, Box]) -> int:
-        """Add a bundle; its number."""
+    def bundle(self, *pieces: tuple[int, Box], within: int | None = None) -> int:
+        """Add a bundle; its number. Pieces lie in a slot one after the other, or where bundle `within` has them."""
         entries = []
+        end = 0
         for tensor, box in pieces:
             if box not in self.pieces[tensor]:
                 self.pieces[tensor].append(box)
-            entries.append((tensor, self.pieces[tensor].index(box)))
+            number = self.pieces[tensor].index(box)
+            known = {} if within is None else {(t, p): offset for t, p, offset in self.bundles[within]}
+            entries.append((tensor, number, known.get((tensor, number), end)))
+            end += math.prod(hi - lo for lo, hi in box) * self.tensors[tensor][0].itemsize
         self.bundles.append(entries)
         return len(self.bundles) - 1
 
     def copy(
-        self, bundle: int, src: int, dst: int, after: Sequence[int] = (), src_at: int = SOURCE, dst_at: int = TARGET, lane: Lane = Lane.INJECT
+        self,
+        bundle: int,
+        src: int,
+        dst: int,
+        after: Sequence[int] = (),
+        src_at: int = SOURCE,
+        dst_at: int = TARGET,
+        lane: Lane = Lane.INJECT,
     ) -> int:
         """Add a COPY; its number."""
         return self._step(Op.COPY, lane, bundle, src, dst, -1, src_at, dst_at, after)
@@ -74,17 +89,18 @@ class HandPlan:
         problem = Problem(tensors, Layout(sources, names), Layout(targets, names), n_ranks)
         assert len(problem.classes) == len(tensors)
         boxes = tuple(
-            Boxes(*(np.array([[d[k] for d in box] for box in pieces], np.int64).reshape(len(pieces), len(t.shape)) for k in (0, 1)))
+            Boxes(
+                *(np.array([[d[k] for d in box] for box in pieces], np.int64).reshape(len(pieces), len(t.shape)) for k in (0, 1))
+            )
             for t, pieces in zip(tensors, self.pieces, strict=True)
         )
-        entries = np.array([e for b in self.bundles for e in b], np.int64).reshape(-1, 2)
-        sizes = np.array([int(boxes[t].n_elements[p]) * tensors[t].itemsize for t, p in entries.tolist()], np.int64)
-        offsets = [np.cumsum(part) - part for part in np.split(sizes, np.cumsum([len(b) for b in self.bundles])[:-1])] if self.bundles else []
+        entries = np.array([e for b in self.bundles for e in b], np.int64).reshape(-1, 3)
         columns = np.array(self.rows, np.int64).reshape(-1, 9).T
         return Plan(
-            strategy="by hand", topology=build_topology(load_machine("cpu-processes"), min_gpus=n_ranks), problem=problem, boxes=boxes,
-            bundles=Bundles(np.cumsum([0, *map(len, self.bundles)]), entries[:, 0], entries[:, 1], np.concatenate([np.zeros(0, np.int64), *offsets])),
-            steps=Steps(*columns, np.cumsum([0, *map(len, self.after)]), np.array([a for row in self.after for a in row], np.int64)),
+            strategy="by hand", topology=build_topology(load_machine("cpu-processes"), min_gpus=n_ranks),
+            problem=problem, boxes=boxes,
+            bundles=Bundles(np.cumsum([0, *map(len, self.bundles)]), *entries.T),
+            steps=Steps(*columns, np.cumsum([0, *map(len, self.after)]), np.array([*chain(*self.after)], np.int64)),
             group_ptr=np.cumsum([0, *map(len, self.groups)]), group_ranks=np.array([r for g in self.groups for r in g], np.int32),
             slot_bytes=np.array(self.slots, np.int64),
         )  # fmt: skip
@@ -114,31 +130,46 @@ def relay_chain(n_ranks: int, n_elements: int = 1000, n_chunks: int = 1) -> Plan
     """A vector from rank 0 to all others, each rank passing on what it received, chunk by chunk."""
     hand = HandPlan()
     shape = (n_chunks, n_elements)
-    t = hand.tensor(shape, row_shards(shape, [0]), place(shape, Mesh.of({"x": n_ranks - 1}, range(1, n_ranks)), [_REPLICATE]))
+    t = hand.tensor(shape, row_shards(shape, [0]), place(shape, Mesh.of({"x": n_ranks - 1}, range(1, n_ranks)), [Replicate()]))
     for chunk in range(n_chunks):
         bundle, before = hand.bundle((t, [(chunk, chunk + 1), (0, n_elements)])), None
         for rank in range(n_ranks - 1):
-            before = hand.copy(bundle, rank, rank + 1, [] if before is None else [before], TARGET if rank else SOURCE, lane=Lane.RELAY)
+            before = hand.copy(
+                bundle, rank, rank + 1, [] if before is None else [before], TARGET if rank else SOURCE, lane=Lane.RELAY
+            )
     return hand.build(n_ranks)
 
 
+def lane_ordered() -> Plan:
+    """Steps that wait for what they need by their queue's order only: collectives that use one slot after each other.
+
+    Ranks 0 and 1 gather into the slot; rank 0 broadcasts it to rank 2, rank 1 copies its part out; then they gather into it anew.
+    """
+    hand = HandPlan(slots=[64])
+    for k in range(3):
+        shape = (4, 6 + k)
+        target = place(shape, Mesh.of({"x": 2}, [1, 2]), [Replicate()])
+        t = hand.tensor(shape, row_shards(shape, [0, 1]), target)
+        whole = hand.bundle(*((t, [(2 * r, 2 * r + 2), (0, shape[1])]) for r in (0, 1)))
+        gather = hand.gather(whole, [0, 1], 0)
+        sent = hand.broadcast(whole, 0, [0, 2], 0, 0)
+        hand.copy(whole, 1, 1, [gather], 0, TARGET, Lane.LOCAL)
+        hand.copy(whole, 2, 2, [sent], 0, TARGET, Lane.LOCAL)
+    return hand.build(3)
+
+
 def gathered(n_rounds: int = 3) -> Plan:
-    """Rows over ranks 0 and 1 to columns over 2 and 3, by all-gathers and broadcasts through one slot a side, reused each round."""
-    hand = HandPlan(slots=[64 * 2, 64 * 2])
-    tensors = [hand.tensor((8, 8 + k), row_shards((8, 8 + k), [0, 1]), column_shards((8, 8 + k), [2, 3])) for k in range(n_rounds)]
-    hand.slots = [8 * (8 + n_rounds) * 2] * 2
+    """Rows over ranks 0 and 1 to columns over 2 and 3, by collectives through one slot a side that each round reuses."""
+    hand = HandPlan(slots=[8 * (8 + n_rounds) * 2] * 2)
     copies: list[int] = []
     sent: list[int] = []
-    for k, t in enumerate(tensors):
-        half = -(-(8 + k) // 2)
-        boxes: list[Box] = [[(4 * r, 4 * r + 4), c] for r in (0, 1) for c in ((0, half), (half, 8 + k))]
-        whole = hand.bundle(*((t, box) for box in boxes))
+    for k in range(n_rounds):
+        shape = (8, 8 + k)
+        t, half = hand.tensor(shape, row_shards(shape, [0, 1]), column_shards(shape, [2, 3])), -(-shape[1] // 2)
+        boxes: list[list[Box]] = [[[(4 * r, 4 * r + 4), columns] for r in (0, 1)] for columns in ((0, half), (half, shape[1]))]
+        whole = hand.bundle(*((t, box) for side in boxes for box in side))
         gather = hand.gather(whole, [0, 1], 0, sent)
         sent = [hand.broadcast(whole, 0, [0, 2, 3], 0, 1, [gather, *copies])]
-        copies = []
-        for side, rank in enumerate((2, 3)):
-            mine = hand.bundle(*((t, box) for box in boxes))
-            # One bundle for all keeps the slot's offsets; only the pieces of this rank's columns are delivered.
-            hand.bundles[mine] = [e for e in hand.bundles[whole]]
-            copies.append(hand.copy(_part(hand, whole, side), rank, rank, sent, 1, TARGET, Lane.LOCAL))
+        parts = [hand.bundle(*((t, box) for box in side), within=whole) for side in boxes]
+        copies = [hand.copy(part, rank, rank, sent, 1, TARGET, Lane.LOCAL) for part, rank in zip(parts, (2, 3), strict=True)]
     return hand.build(4)
