@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from shardroute.executors.demo import show_demo
+from shardroute.executors.demo import run_demo
 from shardroute.executors.measure import calibrate_here
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, run_plan
 from shardroute.planner.cli import app
@@ -102,12 +102,8 @@ def calibrate_command(
 
 
 @app.command("demo", rich_help_panel="Start here")
-def demo_command(
-    ranks: Annotated[
-        str, typer.Option("--ranks", help="`all`: as many processes as the plan has GPUs (256).", hidden=True)
-    ] = "all",
-) -> None:
-    """The main job on a real model: Qwen3-235B from training to inference layout on DGX H100, planned, predicted, and run
-    small.
-    """
-    show_demo()
+def demo_command(json: JsonFlag = False) -> None:
+    """The main job on a real model: Qwen3-235B from training to inference layout on DGX H100, planned, predicted, and run small."""
+    figures = run_demo(quiet=json)
+    if json:
+        print_json(figures)

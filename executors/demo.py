@@ -3,16 +3,19 @@
 Rule: nothing here is canned; every figure is planned, simulated or measured when the command runs.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from shardroute.executors.measure import calibrate_here
-from shardroute.executors.run import run_plan
-from shardroute.planner.check import check
+from shardroute.executors.run import RunResult, run_plan
+from shardroute.planner.check import Proof, check
 from shardroute.planner.cli.output import print_facts, print_table, progress, stdout
 from shardroute.planner.cli.plan import Planned, plan_and_predict
 from shardroute.planner.cli.predict import print_comparison
 from shardroute.planner.cli.texts import ratio_text
-from shardroute.planner.compare import compare
+from shardroute.planner.compare import Comparison, compare
 from shardroute.planner.layouts import load_model, parse_spec
-from shardroute.planner.refits import refit_problem
+from shardroute.planner.refits import RefitSummary, refit_problem
 from shardroute.planner.routing.strategies import STRATEGIES
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import default_calibration
@@ -27,24 +30,67 @@ SCALE = 4096
 REPEATS = 3
 
 
-def show_demo() -> None:
-    """Plan the model by every strategy, then run the best plan's small twin for real and compare."""
+@dataclass(frozen=True, slots=True)
+class Small:
+    """The best plan's twin for the scaled-down model: its run, and the comparison with its prediction."""
+
+    n_steps: int
+    result: RunResult
+    comparison: Comparison
+
+
+def run_demo(*, quiet: bool) -> dict[str, object]:
+    """Plan the model by every strategy, run the best plan's small twin for real, compare; tell it unless `quiet`.
+
+    Returns the figures. Raises RunError when a destination byte is wrong.
+    """
     console = stdout()
-    console.print(f"1. {MODEL} from {FROM} (training) to {TO} (inference) on {MACHINE}", style="bold", markup=False)
-    best = _plan_all()
-    console.print(
-        f"\n2. The same plan for the model scaled down {SCALE} times, run by real processes here", style="bold", markup=False
-    )
-    _run_small(best.report.strategy)
+    if not quiet:
+        console.print(f"1. {MODEL} from {FROM} (training) to {TO} (inference) on {MACHINE}\n", style="bold", markup=False)
+    summary, planned = _plan_all()
+    with progress("checking"):
+        proof = check(planned[0].plan)
+    if not quiet:
+        _tell_planned(summary, planned, proof)
+        console.print(
+            f"\n2. The same plan for the model scaled down {SCALE} times, run by {planned[0].plan.problem.n_ranks} processes here\n",
+            style="bold",
+            markup=False,
+        )
+    small = _run_small(planned[0].report.strategy)
+    if not quiet:
+        print_comparison(small.comparison)
+    return {
+        "model": MODEL,
+        "n_parameters": summary.n_parameters,
+        "plans": [p.report for p in planned],
+        "n_deliveries": proof.n_deliveries,
+        "scale": SCALE,
+        "n_steps": small.n_steps,
+        "measured_s": small.result.measured_s,
+        "verified": small.result.verified,
+        "comparison": small.comparison,
+    }
 
 
-def _plan_all() -> Planned:
+def _plan_all() -> tuple[RefitSummary, list[Planned]]:
+    """The refit's summary, and its plans by every strategy, fastest first."""
     problem, summary = refit_problem(load_model(MODEL), parse_spec(FROM), parse_spec(TO))
     topology = build_topology(load_machine(MACHINE), None, problem.n_ranks)
-    calibration = default_calibration(MACHINE)
-    print_facts("", [("parameters", f"{summary.n_parameters:,} ({format_bytes(problem.n_bytes)})"), *summary.source.items()][:5])
-    planned = [plan_and_predict(problem, topology, calibration, strategy) for strategy in STRATEGIES]
-    planned.sort(key=lambda p: (p.report.predicted_s, p.report.strategy))
+    planned = [plan_and_predict(problem, topology, default_calibration(MACHINE), strategy) for strategy in STRATEGIES]
+    return summary, sorted(planned, key=lambda p: (p.report.predicted_s, p.report.strategy))
+
+
+def _tell_planned(summary: RefitSummary, planned: Sequence[Planned], proof: Proof) -> None:
+    best = planned[0].report
+    print_facts(
+        "Weights",
+        [
+            ("parameters", f"{summary.n_parameters:,} ({format_bytes(best.n_tensor_bytes)})"),
+            ("training", f"{summary.source['ranks']}; layers {summary.source['layers per stage'].split(' ')[0]}"),
+            ("inference", summary.target["ranks"]),
+        ],
+    )
     print_table(
         ["strategy", "predicted", "", "across domains", "steps", "planned in"],
         [
@@ -59,38 +105,27 @@ def _plan_all() -> Planned:
             for p in planned
         ],
         right=["predicted", "across domains", "steps", "planned in"],
+        title="\nHow they best move",
     )
-    best = planned[0]
-    with progress("checking"):
-        proof = check(best.plan)
     print_facts(
-        f"\nbest: {best.report.strategy}",
+        f"\nBest: {best.strategy}",
         [
-            ("proved", f"{proof.n_deliveries:,} deliveries, every element once, from a GPU that holds it"),
-            ("no plan beats", f"{format_seconds(best.report.lower_bound_s)} ({best.report.bound})"),
-            ("costs from", best.report.calibration),
+            ("proved", f"{proof.n_deliveries:,} deliveries: each element once, from a GPU that holds it"),
+            ("no plan beats", f"{format_seconds(best.lower_bound_s)} ({best.bound})"),
+            ("costs from", best.calibration),
         ],
     )
-    return best
 
 
-def _run_small(strategy: str) -> None:
-    problem, summary = refit_problem(load_model(MODEL, SCALE), parse_spec(FROM), parse_spec(TO))
+def _run_small(strategy: str) -> Small:
+    problem, _ = refit_problem(load_model(MODEL, SCALE), parse_spec(FROM), parse_spec(TO))
     topology = build_topology(load_machine(MACHINE), None, problem.n_ranks)
     plan = plan_and_predict(problem, topology, default_calibration(MACHINE), strategy).plan
     with progress("measuring what a copy costs here"):
         calibration = calibrate_here()
-    here = build_topology(load_machine("cpu-processes"), problem.n_ranks)
-    prediction = predict(plan, calibration, here)
+    prediction = predict(plan, calibration, build_topology(load_machine("cpu-processes"), problem.n_ranks))
     with progress(f"running {problem.n_ranks} processes") as done:
         result = run_plan(plan, repeats=REPEATS, progress=done)
     if result.mismatches:
         raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in result.mismatches[:4]))
-    print_facts(
-        "",
-        [
-            ("processes", f"{summary.n_src_gpus} training + {summary.n_dst_gpus} inference ranks, one each"),
-            ("steps", f"{len(plan.steps):,}"),
-        ],
-    )
-    print_comparison(compare(prediction.timeline, result.timeline))
+    return Small(len(plan.steps), result, compare(prediction.timeline, result.timeline))

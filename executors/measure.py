@@ -61,7 +61,7 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
     where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
     source = f"measured on {today} on {where} by running plans, see executors/measure.py"
     values = {"step.launch": launch_s, "step.piece": piece_s, "cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
-    figures = [calibration_figure(key, value, source) for key, value in values.items()]
+    figures = [calibration_figure(key, float(f"{value:.3g}"), source) for key, value in values.items()]
     return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
 
 

@@ -2,7 +2,8 @@
 
 import re
 
-from shardroute.planner.layouts.meshes import Mesh, Placement, Replicate, Shard, place
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.placements import Partial, Placement, parse_placement
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.topologies.errors import InputError
 
@@ -28,12 +29,11 @@ def tensor_problem(
     source_axes, target_axes = parse_axes("--from-mesh", from_mesh), parse_axes("--to-mesh", to_mesh)
     source = _mesh(source_axes, from_ranks, "--from-ranks", 0)
     target = _mesh(target_axes, to_ranks, "--to-ranks", max(source.ranks) + 1)
-    return one_tensor(
-        dims,
-        dtype,
-        place(dims, source, parse_placements("--from-placements", from_placements)),
-        place(dims, target, parse_placements("--to-placements", to_placements)),
-    )
+    source_placements = parse_placements("--from-placements", from_placements)
+    target_placements = parse_placements("--to-placements", to_placements)
+    if any(isinstance(placement, Partial) for placement in target_placements):
+        raise InputError(f"--to-placements {to_placements!r}: a destination can't be partial; use S0, S1, ... or R")
+    return one_tensor(dims, dtype, place(dims, source, source_placements), place(dims, target, target_placements))
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -59,18 +59,13 @@ def parse_axes(option: str, text: str | None) -> dict[str, int]:
 
 
 def parse_placements(option: str, text: str | None) -> list[Placement]:
-    """`R,S1` -> [Replicate(), Shard(1)]."""
+    """`R,S1,SS0:4` -> [Replicate(), Shard(1), StridedShard(0, 4)]; `_S(0,4)` is DTensor's way to write the last one."""
     if text is None:
         raise InputError(f"{option} is missing: one placement an axis, S0 (shard dim 0) or R (replicate), such as {option} R,S1")
-    placements: list[Placement] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*(?:(R)|S\(?(\d{1,3})\)?)\s*", item, re.IGNORECASE)
-        if match is None:
-            raise InputError(
-                f"{option} {text!r}: {item!r} isn't a placement; expected S0, S1, ... (shard that dim) or R (replicate)"
-            )
-        placements.append(Replicate() if match[1] else Shard(int(match[2])))
-    return placements
+    try:
+        return [parse_placement(item) for item in re.split(r",(?![^(]*\))", text)]
+    except InputError as error:
+        raise InputError(f"{option} {text!r}: {error}") from None
 
 
 def parse_ranks(option: str, text: str) -> list[int]:

@@ -247,7 +247,7 @@ def _check_slots(plan: Plan) -> None:
         return layouts[bundle]
 
     same: dict[tuple[int, int], bool] = {}
-    uses: dict[tuple[int, int], list[int]] = defaultdict(list)  # (rank, slot) -> steps since and with the last write
+    uses: dict[tuple[int, int], list[int]] = defaultdict(list)  # (rank, slot) -> the last write, or its readers
     writer: dict[tuple[int, int], int] = {}
     for step in staged.tolist():
         after = set(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
@@ -263,7 +263,7 @@ def _check_slots(plan: Plan) -> None:
                 same[pair] = all(held.get(key) == offset for key, offset in layout(bundle).items())
             if not same[pair]:
                 raise PlanError(f"step {step} reads pieces from slot {src_at} of rank {src} that step {last} didn't put there")
-            uses[place].append(step)
+            uses[place] = [*(use for use in uses[place] if use != last), step]  # who waits for a reader waits for the writer too
         if dst_at >= 0:
             _check_room(plan, step, bundle, dst_at)
             members = (
@@ -272,9 +272,19 @@ def _check_slots(plan: Plan) -> None:
                 else [r for r in plan.group(int(steps.group[step])).tolist() if r != src]
             )
             for place in ((rank, dst_at) for rank in members):
-                if not after.issuperset(uses[place]):
+                if not _known_done(plan, after, uses[place]):
                     raise PlanError(f"step {step} overwrites slot {dst_at} of rank {place[0]} without waiting for its last use")
                 uses[place], writer[place] = [step], step
+
+
+def _known_done(plan: Plan, after: set[int], uses: list[int]) -> bool:
+    """Whether steps that wait for `after` wait for all `uses`: straight, or by a step of `after` that waits for them (a credit)."""
+    steps = plan.steps
+    left = [use for use in uses if use not in after]
+    if not left:
+        return True
+    by_credit = {int(w) for step in after for w in steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]]}
+    return by_credit.issuperset(left)
 
 
 def _check_room(plan: Plan, step: int, bundle: int, slot: int) -> None:

@@ -51,6 +51,7 @@ class Lane(IntEnum):
     HAND_OVER = 2  # the same, inside an NVLink domain
     LOCAL = 3  # copies within a rank
     COLLECTIVE = 4
+    CREDIT = 5  # an empty copy: tells the rank that writes to a staging slot next that its readers are done
 
 
 class Backend(IntEnum):

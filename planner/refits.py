@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardroute.planner.layouts.conventions import lay_out
 from shardroute.planner.layouts.models.parameters import Model
-from shardroute.planner.layouts.notation import ParallelSpec
+from shardroute.planner.layouts.notation import Axis, ParallelSpec
 from shardroute.planner.problems import Problem
 
 
@@ -31,13 +31,16 @@ def refit_problem(
     from_spec: ParallelSpec,
     to_spec: ParallelSpec,
     *,
-    from_convention: str = "megatron",
+    from_convention: str | None = None,
     to_convention: str = "vllm",
 ) -> tuple[Problem, RefitSummary]:
     """The problem of moving every parameter of a model from one layout to another, and its summary.
 
+    The training side is fsdp when its specification names FSDP or HSDP, megatron otherwise, unless it is given.
     Raises InputError, from the convention concerned, when a specification doesn't fit the model.
     """
+    if from_convention is None:
+        from_convention = "fsdp" if from_spec.names(Axis.FSDP) else "megatron"
     source = lay_out(from_convention, model, from_spec)
     target = lay_out(to_convention, model, to_spec, first_rank=source.n_ranks)
     problem = Problem(model.tensors, source.layout, target.layout, source.n_ranks + target.n_ranks)

@@ -4,16 +4,18 @@ Shares nothing with the conventions under test but the names of buffers: loops o
 splits NumPy arrays. Values are positions, so two elements are equal only when they are the same element.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.layouts import overlap
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.models import FAMILIES, Model
 from shardroute.planner.layouts.models.config_files import Config
 from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.problems import Problem
 
 Array = NDArray[np.int64]
 Buffers = dict[tuple[int, str], Array]
@@ -264,3 +266,27 @@ def holding(fragments: Fragments, rank: int, lo: Array, hi: Array) -> Iterator[i
     for i in np.flatnonzero(fragments.rank == rank).tolist():
         if (fragments.lo[i] <= lo).all() and (hi <= fragments.hi[i]).all():
             yield i
+
+
+def moved(problem: Problem, held: Buffers, choose: Callable[[list[int]], int]) -> Buffers:
+    """The buffers of the destination ranks after each needer copied each piece from some holder."""
+    out: Buffers = {}
+    for n, (source, target) in enumerate(zip(problem.source.fragments, problem.target.fragments, strict=True)):
+        pieces = overlap(source, target)
+        for lo, hi, pattern in zip(pieces.lo, pieces.hi, pieces.pattern.tolist(), strict=True):
+            for needer in pieces.needers[pattern].tolist():
+                holder = choose(pieces.holders[pattern].tolist())
+                i = next(holding(source, holder, lo, hi))
+                content = held[holder, problem.source.buffers[n][int(source.buffer[i])]]
+                for j in holding(target, needer, lo, hi):
+                    key = (needer, problem.target.buffers[n][int(target.buffer[j])])
+                    buffer = out.setdefault(key, np.full(int(target.buffer_size[j]), PADDING))
+                    assert (buffer[piece_places(target, j, lo, hi)] == PADDING).all(), "written twice"
+                    buffer[piece_places(target, j, lo, hi)] = content[piece_places(source, i, lo, hi)]
+    return out
+
+
+def piece_places(fragments: Fragments, i: int, lo: Array, hi: Array) -> Array:
+    """Where each element of the box [lo, hi) lies in the buffer of fragment i."""
+    inside = tuple(slice(int(a), int(b)) for a, b in zip(lo - fragments.lo[i], hi - fragments.lo[i], strict=True))
+    return places(fragments, i)[inside]

@@ -1,7 +1,10 @@
+import math
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from family_oracles import tiny
 from framework_oracles import (
     Job,
     flat,
@@ -16,12 +19,14 @@ from shardroute.planner.layouts import (
     CONVENTIONS,
     Fragments,
     Model,
+    Role,
     Side,
     lay_out,
     load_model,
     overlap,
     parse_spec,
 )
+from shardroute.planner.layouts.conventions import roles
 from shardroute.planner.refits import refit_problem
 from shardroute.topologies.errors import InputError
 
@@ -50,10 +55,10 @@ def qwen() -> Model:
     return load_model("qwen3-235b-a22b")
 
 
-def test_both_conventions_are_known_by_name() -> None:
-    assert sorted(CONVENTIONS) == ["megatron", "vllm"]
-    with pytest.raises(InputError, match="convention 'sglang' is unknown; expected one of megatron, vllm"):
-        side_of("sglang", model_of(), "TP1")
+def test_conventions_are_known_by_name() -> None:
+    assert sorted(CONVENTIONS) == ["fsdp", "huggingface", "megatron", "sglang", "vllm"]
+    with pytest.raises(InputError, match="convention 'trtllm' is unknown; expected one of fsdp, huggingface, megatron"):
+        side_of("trtllm", model_of(), "TP1")
 
 
 def test_qwen3_235b_takes_128_ranks_on_both_sides(qwen: Model) -> None:
@@ -257,6 +262,201 @@ def test_a_rank_whose_vocabulary_rows_are_all_padding_holds_no_fragment() -> Non
     assert rows(side, model, "model.embed_tokens.weight") == {0: [(0, 70, 0)]}
 
 
+# Virtual stages, and other orders of ranks.
+
+
+def layers_of(side: Side, model: Model) -> dict[int, list[int]]:
+    """The layers of which each rank holds the norm."""
+    out: dict[int, list[int]] = {}
+    for i, p in enumerate(model.parameters):
+        if p.layer is not None and p.role is Role.INPUT_NORM:
+            for rank in side.layout.fragments[i].rank.tolist():
+                out.setdefault(rank, []).append(p.layer)
+    return out
+
+
+def test_virtual_stages_go_round_the_pipeline() -> None:
+    model = model_of(num_hidden_layers=8)
+
+    even, given = side_of("megatron", model, "PP2 x VPP2"), side_of("megatron", model, "PP2[1,2,3,2] x VPP2")
+
+    assert layers_of(even, model) == {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}
+    assert layers_of(given, model) == {0: [0, 3, 4, 5], 1: [1, 2, 6, 7]}
+    assert of_tensor(even, model, "lm_head.weight")[0].rank.tolist() == [1]
+    assert of_tensor(even, model, "model.embed_tokens.weight")[0].rank.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("PP2 x VPP3", "PP2 x VPP3: PP2 x VPP3 = 6 virtual stages don't divide the 8 layers of tiny, and no list is given"),
+        ("VPP2", "VPP2: VPP2 splits the layers of a pipeline rank, but PP is 1; leave VPP out"),
+        ("PP2[1,2,3,4] x VPP2", "the stages hold 10 layers, but tiny has 8; an even choice is PP4[2,2,2,2]"),
+    ],
+)
+def test_virtual_stages_that_do_not_fit_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        side_of("megatron", model_of(num_hidden_layers=8), spec)
+
+    assert message in str(caught.value)
+
+
+def coordinates(sizes: dict[str, int], order: str) -> list[dict[str, int]]:
+    """The place of each rank along each axis, ranks counted with the first axis of `order` the fastest."""
+    names = order.split("-")
+    found = []
+    for rank in range(math.prod(sizes.values())):
+        place, rest = {}, rank
+        for name in names:
+            place[name], rest = rest % sizes[name], rest // sizes[name]
+        found.append(place)
+    return found
+
+
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "dp-tp-cp-ep-pp", "cp-tp-dp-ep-pp", "tp-ep-cp-dp-pp"])
+def test_ranks_are_counted_in_the_order_that_is_given(order: str) -> None:
+    model = model_of(num_hidden_layers=2)
+
+    side = side_of("megatron", model, f"TP2 x CP2 x DP2 x EP4 x PP2 order={order}")
+
+    dense = coordinates({"tp": 2, "cp": 2, "ep": 1, "dp": 2, "pp": 2}, order)
+    expert = coordinates({"tp": 1, "cp": 1, "ep": 4, "dp": 2, "pp": 2}, order)
+    q, _ = of_tensor(side, model, "model.layers.1.self_attn.q_proj.weight")
+    experts, _ = of_tensor(side, model, "model.layers.1.mlp.experts.*.gate_proj.weight")
+    assert dict(zip(q.rank.tolist(), (q.lo[:, 0] // 4).tolist(), strict=True)) == {
+        rank: place["tp"] for rank, place in enumerate(dense) if place["pp"] == 1
+    }
+    assert dict(zip(experts.rank.tolist(), experts.lo[:, 0].tolist(), strict=True)) == {
+        rank: place["ep"] for rank, place in enumerate(expert) if place["pp"] == 1
+    }
+
+
+@pytest.mark.parametrize(("family", "spec"), [("llama", "TP2 x DP2 x PP2"), ("qwen3_moe", "TP2 x ETP2 x DP2 x PP2")])
+def test_pipeline_stages_may_be_faster_than_data_parallel_ranks_where_experts_agree(family: str, spec: str) -> None:
+    model = model_of(model_type=family, num_hidden_layers=2)
+
+    side = side_of("megatron", model, f"{spec} order=tp-pp-dp")
+
+    assert layers_of(side, model) == {0: [0], 1: [0], 2: [1], 3: [1], 4: [0], 5: [0], 6: [1], 7: [1]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("TP2 x DP2 order=tp-pp", "DP isn't in the rank order; list tp, cp, ep, dp and pp, the fastest first"),
+        ("TP2 order=tp-etp", "ETP has no place in it; list tp, cp, ep, dp and pp"),
+        ("TP2 x PP2 x EP4 order=tp-pp-cp-ep-dp", "this rank order gives experts and attention different stages; put pp last"),
+    ],
+)
+def test_a_rank_order_that_says_too_little_or_splits_stages_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        side_of("megatron", model_of(), spec)
+
+    assert message in str(caught.value)
+
+
+# Serving with more expert-parallel ranks than tensor-parallel ones.
+
+
+def test_ep_beyond_tp_means_data_parallel_attention_inside_each_replica() -> None:
+    model = load_model("deepseek-v3")
+
+    side = side_of("vllm", model, "EP32 x DP2")
+
+    assert side.n_ranks == 64
+    assert side.facts["attention"] == "data parallel over 32 groups of TP1 in a replica"
+    experts, _ = of_tensor(side, model, "model.layers.3.mlp.experts.*.gate_proj.weight")
+    assert dict(zip(experts.rank.tolist(), experts.lo[:, 0].tolist(), strict=True)) == {r: r % 32 * 8 for r in range(64)}
+    assert (experts.hi[:, 0] - experts.lo[:, 0]).tolist() == [8] * 64
+    q, _ = of_tensor(side, model, "model.layers.3.self_attn.q_b_proj.weight")
+    assert (q.hi[:, 0] - q.lo[:, 0]).tolist() == [24576] * 64
+
+
+def test_groups_of_tp_inside_a_replica_repeat_attention_and_share_experts() -> None:
+    model = load_model("deepseek-v3")
+
+    side = side_of("vllm", model, "TP8 x EP32 x DP2")
+
+    q, _ = of_tensor(side, model, "model.layers.3.self_attn.q_b_proj.weight")
+    assert dict(zip(q.rank.tolist(), (q.lo[:, 0] // 3072).tolist(), strict=True)) == {rank: rank % 8 for rank in range(64)}
+
+
+def test_deepseek_v3_goes_from_pp16_ep16_to_tp32_dp8_without_a_list_of_stages() -> None:
+    model = load_model("deepseek-v3", mtp=True)
+
+    problem, summary = refit_problem(model, parse_spec("PP16 x EP16"), parse_spec("TP32 x DP8"))
+    pieces = [overlap(c.source, c.target) for c in problem.classes]
+
+    assert (summary.n_src_gpus, summary.n_dst_gpus) == (256, 256)
+    assert summary.source["layers per stage"].startswith("4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1 (61 layers don't divide by 16; ")
+    assert "Megatron-Bridge" in summary.source["layers per stage"]
+    covered = sum(int(p.n_elements.sum()) * len(c.members) for p, c in zip(pieces, problem.classes, strict=True))
+    assert covered == 671_026_419_200 + 11_610_068_224
+
+
+def test_the_layer_that_predicts_further_tokens_is_on_the_last_stage_with_an_embedding() -> None:
+    model = tiny("deepseek_v3", mtp=True)
+
+    side = side_of("megatron", model, "PP3")
+
+    assert of_tensor(side, model, "model.layers.3.eh_proj.weight")[0].rank.tolist() == [2]
+    assert of_tensor(side, model, "model.layers.3.eh_proj.weight")[1] == ("mtp.layers.0.eh_proj.weight",)
+    assert of_tensor(side, model, "model.embed_tokens.weight")[0].rank.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("convention", "spec", "message"),
+    [
+        ("fsdp", "TP2", "TP2: fsdp needs the number of shards; write FSDP8, or HSDP4x8 for 4 replicas of 8 shards"),
+        ("fsdp", "FSDP2 x TP4", "TP4 doesn't fit tiny: it doesn't divide the 2 KV heads, so a head would be cut; valid TP: 1, 2"),
+        ("fsdp", "FSDP2 x PP2", "fsdp has no PP; it takes FSDP, HSDP, TP; leave PP2 out"),
+        ("huggingface", "TP2", "TP2: a checkpoint holds tensors whole; leave TP2 out"),
+        ("huggingface", "PP3", "PP3: PP3 is above the 2 layers of tiny; at most PP2 fits"),
+        ("sglang", "TP4 x EP3", "TP4 x EP3: EP3 with TP4: in sglang one must divide the other; use TP4 x EP4 or TP3 x EP3"),
+        ("sglang", "EP3", "EP3: EP3 doesn't divide the 4 experts of tiny, as sglang needs"),
+        ("megatron", "FSDP4", "megatron has no FSDP; it takes TP, CP, EP, DP, PP, ETP, VPP; leave FSDP4 out or use the conv"),
+    ],
+)
+def test_what_another_convention_lacks_is_refused_with_what_it_takes(convention: str, spec: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        side_of(convention, model_of(), spec)
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("TP8", "it doesn't divide the 4 attention heads"),
+        ("TP4", "TP4 doesn't fit nemotron_h: it doesn't divide the 2 heads or groups of Mamba; valid TP: 1, 2"),
+    ],
+)
+@pytest.mark.parametrize("convention", ["megatron", "vllm", "sglang"])
+def test_a_split_that_would_cut_a_group_of_mamba_is_refused(convention: str, spec: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        side_of(convention, tiny("nemotron_h", n_groups=2), spec)
+
+    assert message in str(caught.value)
+
+
+def test_a_single_group_of_mamba_is_on_every_serving_rank() -> None:
+    model = tiny("nemotron_h", n_groups=1)
+
+    side = side_of("vllm", model, "TP2")
+
+    # rows: z 8, x 8, B 3, C 3, dt 4; each rank has half of z, x and dt, and all of B and C
+    assert rows(side, model, "backbone.layers.0.mixer.in_proj.weight") == {
+        0: [(0, 4, 0), (8, 12, 4), (16, 19, 8), (19, 22, 11), (22, 24, 14)],
+        1: [(4, 8, 0), (12, 16, 4), (16, 19, 8), (19, 22, 11), (24, 26, 14)],
+    }
+
+
+def test_every_role_is_in_exactly_one_group() -> None:
+    counts = Counter(role for group in roles.GROUPS for role in group)
+
+    assert counts == Counter(Role)
+
+
 # Which ranks, and how many.
 
 
@@ -331,10 +531,10 @@ def test_megatron_refuses_what_does_not_fit_and_says_what_does(spec: str, messag
 
 VLLM_REFUSALS = [
     ("TP3", "TP3: TP3 doesn't fit tiny: it doesn't divide the 4 attention heads; valid TP: 1, 2, 4"),
-    ("TP2 x EP4", "TP2 x EP4: EP4 with TP2: vllm spreads experts over a replica's TP ranks, so EP is TP or 1; "
-                  "use TP2 x EP2 or TP4 x EP4, or leave EP out"),
-    ("EP4", "EP4: EP4 with TP1: vllm spreads experts over a replica's TP ranks, so EP is TP or 1; "
-            "use TP4 x EP4, or leave EP out"),
+    ("TP4 x EP2", "TP4 x EP2: EP2 with TP4: vllm spreads experts over TP x data-parallel attention, so EP is 1 or a "
+                  "multiple of TP; use TP4 x EP4 or TP2 x EP2, or leave EP out"),
+    ("FSDP4", "FSDP4: vllm has no FSDP; it takes TP, PP, DP, EP; leave FSDP4 out or use the convention fsdp"),
+    ("TP2 order=tp-dp", "TP2 order=tp-dp: vllm has one order of ranks; leave order=tp-dp out"),
     ("TP2 x ETP2", "TP2 x ETP2: vllm has no ETP; it takes TP, PP, DP, EP; leave ETP2 out"),
     ("TP2 x CP2", "TP2 x CP2: vllm has no CP; it takes TP, PP, DP, EP; leave CP2 out"),
     ("PP3", "PP3: PP3 is above the 2 layers of tiny; at most PP2 fits"),

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.topologies.errors import InputError
 
 

@@ -6,7 +6,7 @@ from shardroute.planner.layouts import Axis, ParallelSpec, parse_spec
 from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.topologies.errors import InputError
 
-SIZES = st.dictionaries(st.sampled_from(list(Axis)), st.integers(1, MAX_RANKS), min_size=1)
+SIZES = st.dictionaries(st.sampled_from([a for a in Axis if a is not Axis.HSDP]), st.integers(1, MAX_RANKS), min_size=1)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,40 @@ def test_pp_takes_the_layers_of_each_stage() -> None:
 
     assert spec.stage_layers == (7, 8, 8, 7)
     assert str(spec) == "TP2 x PP4[7,8,8,7]"
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"),
+    [
+        ("FSDP64", {Axis.FSDP: 64}),
+        ("hsdp8x4", {Axis.HSDP: 8, Axis.FSDP: 4}),
+        ("HSDP8x8 x TP2", {Axis.HSDP: 8, Axis.FSDP: 8, Axis.TP: 2}),
+        ("TP2 x CP2 x EP8 x ETP2 x PP4", {Axis.TP: 2, Axis.CP: 2, Axis.EP: 8, Axis.ETP: 2, Axis.PP: 4}),
+        ("TP32 x DP8", {Axis.TP: 32, Axis.DP: 8}),
+        ("PP4 x VPP2", {Axis.PP: 4, Axis.VPP: 2}),
+    ],
+)
+def test_sharded_data_and_virtual_stages_are_read(text: str, axes: dict[Axis, int]) -> None:
+    spec = parse_spec(text)
+
+    assert dict(spec.axes) == axes
+    assert str(spec).lower() == text.lower()
+    assert parse_spec(str(spec)) == spec
+
+
+def test_virtual_stages_may_have_their_layers_listed() -> None:
+    spec = parse_spec("PP2[3,2,2,3] x VPP2")
+
+    assert spec.stage_layers == (3, 2, 2, 3)
+
+
+@pytest.mark.parametrize("text", ["TP2 x PP2 order=tp-pp-dp", "TP2 x PP2, ORDER = tp-pp-dp"])
+def test_a_rank_order_comes_last_and_is_shown(text: str) -> None:
+    spec = parse_spec(text)
+
+    assert spec.rank_order == (Axis.TP, Axis.PP, Axis.DP)
+    assert str(spec) == "TP2 x PP2 order=tp-pp-dp"
+    assert spec != parse_spec("TP2 x PP2")
 
 
 def test_order_is_kept_for_display_and_has_no_meaning() -> None:
@@ -80,9 +114,12 @@ def test_any_text_is_either_read_or_refused_with_an_input_error(text: str) -> No
         ("TP2[1,1]", "layout 'TP2[1,1]': TP2[1,1]: only PP takes a list, the layers of each of its stages"),
         ("PP2[1;1]", "layout 'PP2[1;1]': [1;1] must list the layers of each stage, such as PP4[7,8,8,7]"),
         ("PP2[]", "layout 'PP2[]': [] must list the layers of each stage, such as PP4[7,8,8,7]"),
-        ("FSDP64", "layout 'FSDP64': FSDP isn't supported yet; supported axes are TP (tensor), PP (pipeline), "
-                   "EP (expert), ETP (expert tensor), CP (context), DP (data)"),
-        ("hsdp8 x tp2", "layout 'hsdp8 x tp2': HSDP isn't supported yet; supported axes are TP (tensor)"),
+        ("hsdp8 x tp2", "HSDP8 x TP2: HSDP takes its replicas and the shards of each, such as HSDP8x8"),
+        ("TP8x4", "layout 'TP8x4': can't read 'x4'; write axes with sizes and x between, such as"),
+        ("HSDP2x4 x FSDP8", "HSDP2 x FSDP4 x FSDP8: FSDP is given as FSDP4 and FSDP8"),
+        ("PP2[3,3] x VPP2", "PP2[3,3] x VPP2: 2 stages are listed, but PP2 x VPP2 has 4 virtual ones; list the layers of each"),
+        ("TP2 order=tp-dp-tp", "TP2 order=tp-dp-tp: an axis is in the rank order twice; name each once"),
+        ("TP2 order=tp-xx", "layout 'TP2 order=tp-xx': axis 'xx' is unknown"),
         ("TPP4", "layout 'TPP4': axis 'TPP' is unknown; did you mean TP? Axes are TP (tensor)"),
         ("zz4", "layout 'zz4': axis 'zz' is unknown; Axes are TP (tensor)"),
         ("TP", "layout 'TP': can't read 'TP'; write axes with sizes and x between, such as"),

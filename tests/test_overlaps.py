@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from shardroute.planner.layouts.fragments import Fragments
-from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
+from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.overlaps import overlap, split_large
+from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.topologies.errors import InfeasibleError
 
 

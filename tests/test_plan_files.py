@@ -6,7 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan

@@ -1,4 +1,4 @@
-"""`shardroute show` and `shardroute check`: what is in a plan file, and whether it delivers."""
+"""`shardroute show` and `shardroute check`: what is in a plan file, whether it delivers, and whether two layouts fit."""
 
 from typing import Annotated
 
@@ -10,11 +10,17 @@ from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, pri
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import report_facts
+from shardroute.planner.coverage import coverage
+from shardroute.planner.exchange import load_layout, problem_between
+from shardroute.planner.memories import bytes_in_place, check_memory
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Lane, Plan, lane_of
 from shardroute.planner.reports import bounds_of, report
 from shardroute.planner.simulator.refit import predict
+from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.units import format_bytes, format_seconds
+
+_MOST_LACKS = 20  # a screenful; --json lists them all
 
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file that `shardroute plan -o` wrote.")]
 
@@ -58,10 +64,26 @@ def _by_lane(plan: Plan) -> list[list[str]]:
 
 
 @app.command("check", rich_help_panel="Plan and predict")
-def check_command(plan: PlanArgument, json: JsonFlag = False) -> None:
-    """Prove that a plan delivers: every needed element once, from a GPU that holds it, nothing else, and no staging
-    overwritten.
+def check_command(
+    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file that `shardroute plan -o` wrote.")] = None,
+    from_json: Annotated[
+        str | None, typer.Option("--from-json", help="What the source ranks hold, a file.", rich_help_panel="Your own layouts")
+    ] = None,
+    to_json: Annotated[
+        str | None, typer.Option("--to-json", help="What the destination ranks must hold.", rich_help_panel="Your own layouts")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Prove that a plan delivers: every needed element once, from a GPU that holds it, nothing else, and no staging overwritten.
+
+    Or, with --from-json and --to-json, prove that two layouts fit: all that is needed is held, and no two elements are to be
+    written to one place.
     """
+    if from_json is not None and to_json is not None and plan is None:
+        _check_layouts(from_json, to_json, json)
+        return
+    if plan is None or from_json is not None or to_json is not None:
+        raise InputError("give a PLAN, or two layout files: --from-json SOURCE --to-json DESTINATION")
     loaded = load_plan(plan)
     with progress("checking"):
         proof = check(loaded)
@@ -76,3 +98,31 @@ def check_command(plan: PlanArgument, json: JsonFlag = False) -> None:
             ("digest", loaded.digest[:16]),
         ],
     )
+
+
+def _check_layouts(from_json: str, to_json: str, json: bool) -> None:
+    """Print what two layout files come to. Raises InfeasibleError when something is lacking, after printing it."""
+    source, target = load_layout(from_json), load_layout(to_json)
+    problem = problem_between(source, target)
+    with progress("checking"):
+        check_memory(target.tensors, target.layout)
+        found = coverage(problem)
+        in_place = bytes_in_place(problem, source.aliases, target.aliases)
+    if json:
+        print_json({"ok": not found.lacks, "coverage": found, "n_bytes_in_place": in_place})
+    else:
+        facts = [
+            ("tensors", f"{found.n_tensors:,} of {format_bytes(problem.n_bytes)}"),
+            ("pieces", f"{found.n_pieces:,}"),
+            ("needed", f"{format_bytes(found.n_bytes_needed)}, over {len(target.layout.ranks):,} ranks"),
+            ("held there already", f"{format_bytes(found.n_bytes_held)}, {format_bytes(in_place)} of it in the same memory"),
+            ("needed by no rank", format_bytes(found.n_bytes_unneeded)),
+        ]
+        print_facts(f"{from_json} -> {to_json}: {'they fit' if not found.lacks else 'THEY DO NOT FIT'}", facts)
+    if found.lacks:
+        if not json:
+            rows = [[str(lack), ", ".join(map(str, lack.ranks))] for lack in found.lacks[:_MOST_LACKS]]
+            print_table(["held by no source rank", "needed by ranks"], rows, title="\nLacking")
+        first = found.lacks[0]
+        more = f" (the first of {len(found.lacks)})" if len(found.lacks) > 1 else ""
+        raise InfeasibleError(f"no source rank holds {first}, which rank {first.ranks[0]} needs{more}")

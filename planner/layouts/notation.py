@@ -1,8 +1,9 @@
 """Parallel layouts as people write them: "TP4 x PP8 x EP16" becomes a ParallelSpec.
 
 Rule: an axis is a name and a size, in any case and order, with `x`, `*`, `,` or spaces between; PP may carry
-the layers of each stage, "PP4[7,8,8,7]". What the axes mean, and which ranks they give, is for a convention
-to say.
+the layers of each stage, "PP4[7,8,8,7]" (of each virtual stage with VPP), HSDP has its replicas and shards,
+"HSDP8x4", and a last `order=tp-cp-ep-dp-pp` says which axes are fastest in rank order. What the axes mean, and
+which ranks they give, is for a convention to say.
 """
 
 import difflib
@@ -26,6 +27,9 @@ class Axis(StrEnum):
     ETP = "etp"
     CP = "cp"
     DP = "dp"
+    VPP = "vpp"
+    FSDP = "fsdp"
+    HSDP = "hsdp"
 
 
 _MEANINGS: Final = {
@@ -35,11 +39,16 @@ _MEANINGS: Final = {
     Axis.ETP: "expert tensor",
     Axis.CP: "context",
     Axis.DP: "data",
+    Axis.VPP: "virtual stages of a pipeline rank",
+    Axis.FSDP: "fully sharded data",
+    Axis.HSDP: "replicas of fully sharded data",
 }
-_NOT_YET: Final = ("FSDP", "HSDP", "VPP")
 _EXAMPLE: Final = '"TP4 x PP8 x EP16"'
 _MAX_DIGITS: Final = 18  # what int64 holds; Python itself refuses to read some thousands
-_ITEM: Final = re.compile(r"(?P<name>[a-z]+?)(?P<size>-?[0-9]+)(?P<layers>\[[^\]]*\])?", re.IGNORECASE)
+_ITEM: Final = re.compile(
+    r"(?P<name>[a-z]+?)(?P<size>-?[0-9]+)(?:x(?P<shards>[0-9]+))?(?P<layers>\[[^\]]*\])?", re.IGNORECASE
+)
+_ORDER: Final = re.compile(r"[\sx*×,]*\border\s*=\s*(?P<axes>[a-z]+(?:-[a-z]+)*)$", re.IGNORECASE)
 _SEPARATOR: Final = re.compile(r"\s*[x*×,]\s*|\s+", re.IGNORECASE)
 
 
@@ -48,7 +57,10 @@ class ParallelSpec:
     """Sizes of parallel axes. An axis that isn't named has size 1; a convention may infer DP instead.
 
     axes          (axis, size) as given; the order is kept for display and has no meaning
-    stage_layers  layers of each pipeline stage, when given
+    stage_layers  layers of each pipeline stage, or with VPP of each virtual one in order of layers, when given
+    rank_order    the axes from the fastest in rank order to the slowest, when given
+
+    HSDP holds the replicas; the shards of each are FSDP.
 
     Compared by meaning: "PP8 x TP4" equals "TP4 x PP8 x CP1", but DP1 differs from no DP, which may be
     inferred.
@@ -59,6 +71,7 @@ class ParallelSpec:
 
     axes: tuple[tuple[Axis, int], ...]
     stage_layers: tuple[int, ...] | None = None
+    rank_order: tuple[Axis, ...] | None = None
 
     def __post_init__(self) -> None:
         names = [axis for axis, _ in self.axes]
@@ -71,11 +84,22 @@ class ParallelSpec:
                 raise InputError(f"{self}: {name}{size} has no ranks; use {name}1 or more, or leave {name} out")
             if size > MAX_RANKS:
                 raise InputError(f"{self}: {name}{size} is above {MAX_RANKS}, the most ranks that are accepted")
+        if self.names(Axis.HSDP) and not self.names(Axis.FSDP):
+            n = self.size(Axis.HSDP)
+            raise InputError(f"{self}: HSDP takes its replicas and the shards of each, such as HSDP{n}x8")
+        if self.rank_order is not None and len(set(self.rank_order)) != len(self.rank_order):
+            raise InputError(f"{self}: an axis is in the rank order twice; name each once, from the fastest to the slowest")
         if self.stage_layers is not None:
             self._check_stages(self.stage_layers)
 
     def _check_stages(self, layers: tuple[int, ...]) -> None:
-        if len(layers) != self.size(Axis.PP):
+        n_virtual = self.size(Axis.VPP)
+        if n_virtual > 1 and len(layers) != self.size(Axis.PP) * n_virtual:
+            raise InputError(
+                f"{self}: {len(layers)} stages are listed, but PP{self.size(Axis.PP)} x VPP{n_virtual} has "
+                f"{self.size(Axis.PP) * n_virtual} virtual ones; list the layers of each in the order of the layers"
+            )
+        if n_virtual == 1 and len(layers) != self.size(Axis.PP):
             raise InputError(
                 f"{self}: {len(layers)} stages are listed, but PP is {self.size(Axis.PP)}; list the layers "
                 f"of each stage, or write PP{len(layers)}"
@@ -88,8 +112,14 @@ class ParallelSpec:
 
     def __str__(self) -> str:
         stages = "" if self.stage_layers is None else f"[{','.join(str(n) for n in self.stage_layers)}]"
-        items = [f"{axis.upper()}{size}{stages if axis is Axis.PP else ''}" for axis, size in self.axes]
-        return " x ".join(items) or "TP1"
+        sizes = dict(self.axes)
+        hybrid = Axis.HSDP in sizes and [axis for axis, _ in self.axes].count(Axis.FSDP) == 1
+        after = {Axis.PP: stages, Axis.HSDP: f"x{sizes[Axis.FSDP]}" if hybrid else ""}
+        items = [
+            f"{axis.upper()}{size}{after.get(axis, '')}" for axis, size in self.axes if not (hybrid and axis is Axis.FSDP)
+        ]
+        order = "" if self.rank_order is None else f" order={'-'.join(self.rank_order)}"
+        return (" x ".join(items) or "TP1") + order
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ParallelSpec) and self._content == other._content
@@ -98,8 +128,9 @@ class ParallelSpec:
         return hash(self._content)
 
     @property
-    def _content(self) -> tuple[frozenset[tuple[Axis, int]], tuple[int, ...] | None]:
-        return frozenset((axis, size) for axis, size in self.axes if size > 1 or axis is Axis.DP), self.stage_layers
+    def _content(self) -> tuple[frozenset[tuple[Axis, int]], tuple[int, ...] | None, tuple[Axis, ...] | None]:
+        said = frozenset((axis, size) for axis, size in self.axes if size > 1 or axis in (Axis.DP, Axis.FSDP))
+        return said, self.stage_layers, self.rank_order
 
     def size(self, axis: Axis) -> int:
         """The size of an axis, 1 when it isn't named."""
@@ -118,6 +149,11 @@ def parse_spec(text: str) -> ParallelSpec:
     axes: list[tuple[Axis, int]] = []
     stage_layers: tuple[int, ...] | None = None
     at, rest = 0, text.strip()
+    order = _ORDER.search(rest)
+    rank_order: tuple[Axis, ...] | None = None
+    if order is not None:
+        rank_order = tuple(_axis(rest, name) for name in order["axes"].split("-"))
+        rest = rest[: order.start()]
     if not rest:
         raise InputError(f"layout {text!r} is empty; write axes with sizes, such as {_EXAMPLE}")
     while True:
@@ -125,14 +161,18 @@ def parse_spec(text: str) -> ParallelSpec:
         if item is None:
             raise _unreadable(rest, at)
         axis = _axis(rest, item["name"])
-        axes.append((axis, _size(rest, item)))
+        axes.append((axis, _size(rest, item["size"])))
+        if item["shards"] is not None and axis is Axis.HSDP:
+            axes.append((Axis.FSDP, _size(rest, item["shards"])))
+        elif item["shards"] is not None:
+            raise _unreadable(rest, item.start("shards") - 1)
         if item["layers"] is not None:
             if axis is not Axis.PP:
                 raise InputError(f"layout {rest!r}: {item[0]}: only PP takes a list, the layers of each of its stages")
             stage_layers = _layers(rest, item["layers"])
         at = item.end()
         if at == len(rest):
-            return ParallelSpec(tuple(axes), stage_layers)
+            return ParallelSpec(tuple(axes), stage_layers, rank_order)
         separator = _SEPARATOR.match(rest, at)
         if separator is None or separator.end() == len(rest):
             raise _unreadable(rest, at)
@@ -141,8 +181,6 @@ def parse_spec(text: str) -> ParallelSpec:
 
 def _axis(text: str, name: str) -> Axis:
     known = ", ".join(f"{axis.upper()} ({meaning})" for axis, meaning in _MEANINGS.items())
-    if name.upper() in _NOT_YET:
-        raise InputError(f"layout {text!r}: {name.upper()} isn't supported yet; supported axes are {known}")
     try:
         return Axis(name.lower())
     except ValueError:
@@ -151,10 +189,10 @@ def _axis(text: str, name: str) -> Axis:
         raise InputError(f"layout {text!r}: axis {name!r} is unknown; {meant}Axes are {known}") from None
 
 
-def _size(text: str, item: re.Match[str]) -> int:
-    if len(item["size"]) > _MAX_DIGITS:
-        raise InputError(f"layout {text!r}: {item[0]} is above {MAX_RANKS}, the most ranks that are accepted")
-    return int(item["size"])
+def _size(text: str, digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise InputError(f"layout {text!r}: {digits} is above {MAX_RANKS}, the most ranks that are accepted")
+    return int(digits)
 
 
 def _layers(text: str, listed: str) -> tuple[int, ...]:

@@ -17,9 +17,11 @@ from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, La
 from shardroute.planner.problems import Problem
 from shardroute.topologies.topologies import Topology
 
-# NeMo RL packs up to 2 % of a GPU's memory, 5 GB at most, into a broadcast (shared facts on peers, section b); half of that
-# here, twice.
-BUCKET_BYTES = 2 * 2**30
+# NeMo RL packs up to 2 % of a GPU's memory, 5 GB at most, into a broadcast (docs/guides/refit.md of NeMo RL); half of that here,
+# twice. A small model is cut into several buckets all the same, so that gathering and broadcasting overlap.
+LARGEST_BUCKET_BYTES = 2 * 2**30
+SMALLEST_BUCKET_BYTES = 2**20
+BUCKETS = 16
 _GATHERED, _RECEIVED = (0, 1), (2, 3)  # slots: two on training ranks, two on inference ranks
 
 
@@ -44,12 +46,14 @@ def plan(
     pieces: Sequence[Pieces],
     topology: Topology,
     backend: Backend,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
 ) -> Plan:
-    """The baseline plan; a tensor larger than `bucket_bytes` makes a bucket of its own."""
+    """The baseline plan. A tensor larger than `bucket_bytes` makes a bucket of its own; None chooses by the constants above."""
+    if bucket_bytes is None:
+        bucket_bytes = min(max(problem.n_bytes // BUCKETS, SMALLEST_BUCKET_BYTES), LARGEST_BUCKET_BYTES)
     trainers, receivers = problem.source.ranks, problem.target.ranks
     root = int(trainers[0]) if len(trainers) else -1
-    groups = [trainers, np.concatenate([[root], receivers[receivers != root]]).astype(np.int32)]
+    groups = [trainers, np.concatenate([[root], receivers[receivers != root]])] if len(trainers) else []
     needs = [_needs(p, receivers) for p in pieces]
     of_tensor = np.zeros(len(problem.tensors), dtype=np.int64)
     for i, cls in enumerate(problem.classes):
@@ -194,5 +198,6 @@ def _finish(
     largest = [max(draft.bucket_bytes[slot::2], default=0) for slot in (0, 1)]
     return Plan(
         "gather-broadcast", topology, problem, tuple(Boxes(p.lo, p.hi) for p in pieces), bundles, steps,
-        np.cumsum([0, *map(len, groups)]), np.concatenate(groups).astype(np.int32), np.array(largest * 2, dtype=np.int64),
+        np.cumsum([0, *map(len, groups)]), np.array([r for g in groups for r in g.tolist()], dtype=np.int32),
+        np.array(largest * 2, dtype=np.int64),
     )  # fmt: skip

@@ -1,33 +1,24 @@
 import math
-from collections.abc import Callable
 from random import Random
 
 import numpy as np
+from family_oracles import TINY, serving_family, tiny
 from framework_oracles import (
     PADDING,
-    Array,
     Buffers,
     Job,
     flat,
-    holding,
     layout_buffers,
     megatron_buffers,
     model_of,
-    places,
+    moved,
     vllm_buffers,
     whole_tensors,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardroute.planner.layouts import (
-    Fragments,
-    Model,
-    lay_out,
-    overlap,
-    parse_spec,
-)
-from shardroute.planner.problems import Problem
+from shardroute.planner.layouts import Model, lay_out, parse_spec
 from shardroute.planner.refits import refit_problem
 
 MAX_RANKS = 16  # of one side: keeps the slow oracle quick
@@ -128,30 +119,6 @@ def test_moving_the_pieces_of_megatron_buffers_gives_vllm_buffers(case: tuple[Mo
     assert flat(received) == flat(vllm_buffers(model, serve, train.n_ranks))
 
 
-def moved(problem: Problem, held: Buffers, choose: Callable[[list[int]], int]) -> Buffers:
-    """The buffers of the destination ranks after each needer copied each piece from some holder."""
-    out: Buffers = {}
-    for n, (source, target) in enumerate(zip(problem.source.fragments, problem.target.fragments, strict=True)):
-        pieces = overlap(source, target)
-        for lo, hi, pattern in zip(pieces.lo, pieces.hi, pieces.pattern.tolist(), strict=True):
-            for needer in pieces.needers[pattern].tolist():
-                holder = choose(pieces.holders[pattern].tolist())
-                i = next(holding(source, holder, lo, hi))
-                content = held[holder, problem.source.buffers[n][int(source.buffer[i])]]
-                for j in holding(target, needer, lo, hi):
-                    key = (needer, problem.target.buffers[n][int(target.buffer[j])])
-                    buffer = out.setdefault(key, np.full(int(target.buffer_size[j]), PADDING))
-                    assert (buffer[piece_places(target, j, lo, hi)] == PADDING).all(), "written twice"
-                    buffer[piece_places(target, j, lo, hi)] = content[piece_places(source, i, lo, hi)]
-    return out
-
-
-def piece_places(fragments: Fragments, i: int, lo: Array, hi: Array) -> Array:
-    """Where each element of the box [lo, hi) lies in the buffer of fragment i."""
-    inside = tuple(slice(int(a), int(b)) for a, b in zip(lo - fragments.lo[i], hi - fragments.lo[i], strict=True))
-    return places(fragments, i)[inside]
-
-
 @given(refits())
 @settings(max_examples=30)
 def test_the_ranks_of_a_side_and_each_replica_of_vllm_hold_every_element(case: tuple[Model, Job, Job]) -> None:
@@ -171,3 +138,41 @@ def elements(buffers: Buffers, ranks: range) -> list[int]:
     """The different elements that lie on some of the ranks."""
     held = [b for (rank, _), b in buffers.items() if rank in ranks]
     return sorted(set(np.concatenate(held).tolist()) - {PADDING})
+
+
+@st.composite
+def family_refits(draw: st.DrawFn) -> tuple[Model, str, str, Job, str]:
+    """A small model of any family with the source convention and its text, and a job of a server, all of which fit."""
+    name = draw(st.sampled_from(sorted(TINY)))
+    mtp = "num_nextn_predict_layers" in TINY[name] and draw(st.booleans())
+    hidden, vocab = draw(st.integers(1, 5)), draw(st.integers(1, 200))
+    model = tiny(name, mtp=mtp, hidden_size=hidden, vocab_size=vocab)
+    has_tp = name not in ("gpt_oss", "nemotron_h")
+    shards, fsdp_tp = draw(st.integers(1, 6)), draw(st.sampled_from([1, 2])) if has_tp else 1
+    replicas = draw(st.integers(1, 2))
+    source = draw(st.sampled_from(["fsdp", "huggingface", "megatron", "sglang"]))
+    spec = {
+        "fsdp": f"HSDP{replicas}x{shards} x TP{fsdp_tp}",
+        "huggingface": f"PP{draw(st.integers(1, 2))} x DP{replicas}",
+        "megatron": f"TP{draw(st.sampled_from([1, 2, 4]))}" + (" x EP2" if model.n_experts and draw(st.booleans()) else ""),
+        "sglang": "TP4 x EP2" if model.n_experts else "TP2",
+    }[source]
+    tp, grouped = draw(st.sampled_from([1, 2, 4])), bool(model.n_experts) and draw(st.booleans())
+    job = Job((model.n_layers,), tp=tp, dp=draw(st.integers(1, 2)), ep=4 if grouped else 1)
+    return model, source, spec, job, draw(st.sampled_from(["vllm", "sglang"]))
+
+
+@given(family_refits(), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_moving_the_pieces_of_any_source_gives_a_server_its_buffers(
+    case: tuple[Model, str, str, Job, str], random: Random
+) -> None:
+    model, source, spec, job, server = case
+    held = layout_buffers(model, lay_out(source, model, parse_spec(spec)).layout)
+
+    problem, summary = refit_problem(
+        model, parse_spec(spec), parse_spec(job.spec), from_convention=source, to_convention=server
+    )
+    received = moved(problem, held, random.choice)
+
+    assert flat(received) == flat(serving_family(model, job, server, summary.n_src_gpus))

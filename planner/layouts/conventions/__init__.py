@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from shardroute.planner.layouts.conventions.fsdp import lay_out_fsdp
+from shardroute.planner.layouts.conventions.huggingface import lay_out_huggingface
 from shardroute.planner.layouts.conventions.megatron import lay_out_megatron
+from shardroute.planner.layouts.conventions.sglang import lay_out_sglang
 from shardroute.planner.layouts.conventions.sides import Side
 from shardroute.planner.layouts.conventions.vllm import lay_out_vllm
 from shardroute.planner.layouts.models.parameters import Model
@@ -12,7 +15,10 @@ from shardroute.topologies.errors import InputError
 Convention = Callable[[Model, ParallelSpec, int], Side]
 
 CONVENTIONS: Mapping[str, Convention] = {
+    "fsdp": lay_out_fsdp,
+    "huggingface": lay_out_huggingface,
     "megatron": lay_out_megatron,
+    "sglang": lay_out_sglang,
     "vllm": lay_out_vllm,
 }
 

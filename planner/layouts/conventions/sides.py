@@ -6,20 +6,33 @@ model of any depth expands at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardroute.planner.layouts.conventions.buffers import Cut, spread
+from shardroute.planner.layouts.conventions.scales import ScaleRule, scale_cuts, shared_blocks
 from shardroute.planner.layouts.conventions.stages import Stages
 from shardroute.planner.layouts.fragments import Fragments, Ints
+from shardroute.planner.layouts.holdings import totals
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import MAX_RANKS, Axis, ParallelSpec
 from shardroute.planner.layouts.tensors import Layout
 from shardroute.topologies.errors import InputError
 
-CutRule = Callable[[Role, tuple[int, ...]], Sequence[Cut]]
 NameRule = Callable[[Parameter], tuple[str, ...]]
+RankRule = Callable[[Role], Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a tensor is cut, dim by dim, and the order of its dims in the buffer, when it isn't the tensor's own."""
+
+    cuts: Sequence[Cut]
+    order: tuple[int, ...] | None = None
+
+
+CutRule = Callable[[Parameter], Cutting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +44,95 @@ class Side:
     facts: Mapping[str, str]
 
 
-def build_layout(model: Model, stages: Stages, stage_ranks: Ints, cuts: CutRule, names: NameRule) -> Layout:
+def build_layout(
+    model: Model, stages: Stages, ranks: RankRule, cuts: CutRule, names: NameRule, scales: ScaleRule | None = None
+) -> Layout:
     """The layout of a model.
 
-    stage_ranks  int[n_stages, n]  the ranks of each stage; with p parts, rank j of a stage holds part j % p
-    cuts         how a role's tensor of a shape is cut, dim by dim; parts are numbered row-major over the cuts
-    names        the buffers of a parameter: one, or one for each stage that holds it
+    ranks   int[n_stages, n] for a role: the ranks of each stage; with p parts, the j-th of a stage holds part j % p
+    cuts    how a parameter is cut; parts are numbered row-major over the cuts
+    names   the buffers of a parameter: one, or one for each stage that holds it
+    scales  what the framework says to scale blocks that a cut goes through; None lets every rank have those it touches
     """
-    shared: dict[tuple[Role, tuple[int, ...], tuple[int, ...], int], Fragments] = {}
+    shared: dict[tuple[Parameter, tuple[int, ...], int], Fragments] = {}
     fragments: list[Fragments] = []
     buffers: list[tuple[str, ...]] = []
+    fused = _fused(model, names) if model.precision is not None else {}
     for parameter, held in zip(model.parameters, stages.holding(model), strict=True):
-        named, shape = names(parameter), parameter.tensor.shape
-        key = (parameter.role, shape, held, len(named))
+        weight = parameter.weight or parameter
+        named = names(weight)
+        if parameter.weight is not None:
+            suffix = parameter.tensor.name.removeprefix(parameter.weight.tensor.name)
+            named = tuple(name + suffix for name in named)
+        key = (_alike(parameter), held, len(named))
         if key not in shared:
-            cut = cuts(parameter.role, shape)
-            n_parts = int(np.prod([c.n_parts for c in cut]))
-            tables = [stage_ranks[stage].reshape(-1, n_parts).T for stage in held]
+            cutting = cuts(weight)
+            if parameter.weight is not None:
+                together = [cuts(other).cuts for other in fused[names(weight)[0]]]
+                cutting = Cutting(scale_cuts(parameter, cutting.cuts, together, scales))
+            n_parts = int(np.prod([c.n_parts for c in cutting.cuts]))
+            tables = [ranks(parameter.role)[stage].reshape(-1, n_parts).T for stage in held]
             buffer = [np.full(table.shape[1], i if len(named) > 1 else 0) for i, table in enumerate(tables)]
-            shared[key] = spread(cut, shape, np.concatenate(tables, axis=1), np.concatenate(buffer))
+            table = np.concatenate(tables, axis=1)
+            shared[key] = spread(cutting.cuts, parameter.tensor.shape, table, np.concatenate(buffer), cutting.order)
         fragments.append(shared[key])
         buffers.append(named)
     return Layout(tuple(fragments), tuple(buffers))
 
 
-def check_axes(spec: ParallelSpec, convention: str, axes: Sequence[Axis]) -> None:
-    """Raise InputError when the specification names an axis that the convention lacks."""
+def _alike(parameter: Parameter) -> Parameter:
+    """What two parameters must have in common to be laid out alike: all but their names and layers."""
+    weight = None if parameter.weight is None else _alike(parameter.weight)
+    return replace(parameter, tensor=replace(parameter.tensor, name=""), layer=None, weight=weight)
+
+
+def _fused(model: Model, names: NameRule) -> dict[str, list[Parameter]]:
+    """The weights that lie in each buffer, by its name."""
+    found: dict[str, list[Parameter]] = {}
+    for parameter in model.parameters:
+        if parameter.weight is None:
+            found.setdefault(names(parameter)[0], []).append(parameter)
+    return found
+
+
+def holding_text(model: Model, layout: Layout) -> str:
+    """What the fullest and the emptiest rank hold, `12.3 to 14.5 GB a rank, most on rank 7`; no average over stages."""
+    held = totals(model.tensors, layout)
+    most, least = int(held.n_bytes.max()), int(held.n_bytes.min())
+    return f"{least / 1e9:.3g} to {most / 1e9:.3g} GB a rank, most on rank {int(held.rank[held.n_bytes.argmax()])}"
+
+
+def scale_text(model: Model, cuts: CutRule) -> str:
+    """How many scale blocks lie on several ranks because a cut goes through them, with an example."""
+    seen: set[Parameter] = set()
+    n_shared, example = 0, ""
+    for weight, block in ((p.weight, p.block) for p in model.parameters if p.weight is not None):
+        if _alike(weight) in seen:
+            continue
+        seen.add(_alike(weight))
+        for dim, cut in enumerate(cuts(weight).cuts):
+            shared = shared_blocks(cut, block[dim]) if block[dim] > 1 else {}
+            n_shared += len(shared)
+            if shared and not example:
+                number, parts = next(iter(shared.items()))
+                parts_text = ", ".join(str(part) for part in parts)
+                name = weight.tensor.name
+                example = f": block {number} of dim {dim} of {name} is needed by parts {parts_text} of {cut.n_parts}"
+    if not n_shared:
+        return "every block lies on the ranks of one part"
+    return f"cuts go through {n_shared} rows or columns of blocks, whose scales every rank that touches them has{example}"
+
+
+def check_axes(spec: ParallelSpec, convention: str, axes: Sequence[Axis], *, any_order: bool = False) -> None:
+    """Raise InputError when the specification names an axis, or a rank order, that the convention lacks."""
+    if spec.rank_order is not None and not any_order:
+        raise InputError(f"{spec}: {convention} has one order of ranks; leave order={'-'.join(spec.rank_order)} out")
     for axis, size in spec.axes:
         if axis not in axes:
             raise InputError(
                 f"{spec}: {convention} has no {axis.upper()}; it takes {', '.join(a.upper() for a in axes)}; "
                 f"leave {axis.upper()}{size} out"
+                + ("" if axis not in (Axis.FSDP, Axis.HSDP) else " or use the convention fsdp")
             )
 
 
@@ -96,5 +167,5 @@ def divisors(n: int) -> list[int]:
 
 
 def stage_text(stages: Stages) -> str:
-    """Layers of each stage with the reason, `11,12,12,11 (as given)`."""
+    """Layers of each stage with the reason, `11,12,12,11 (as given)`; of each virtual stage where there are any."""
     return f"{','.join(str(n) for n in stages.layers)} ({stages.reason})"

@@ -1,7 +1,7 @@
 """Which pipeline stage holds which parameter, and how many layers a stage has.
 
-Rule: the embedding is on the first stage, the final norm and the output layer on the last; a tied embedding
-is on both.
+Rule: the embedding is on the first stage, the final norm, the output layer and what predicts further tokens on the last;
+a tied embedding, and one that such a layer reads, is on both.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,35 @@ from shardroute.topologies.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Layers of each stage, first to last, and what decided them, for people."""
+    """Layers of each stage, first to last, and what decided them, for people.
+
+    With virtual stages, `layers` has those of every virtual one; number i of them is on stage i % n_stages.
+    """
 
     layers: tuple[int, ...]
     reason: str
+    n_virtual: int = 1
+
+    @property
+    def n_stages(self) -> int:
+        """How many stages there are, each counted once."""
+        return len(self.layers) // self.n_virtual
 
     @property
     def stage_of_layer(self) -> tuple[int, ...]:
         """The stage of each layer."""
-        return tuple(np.repeat(np.arange(len(self.layers)), self.layers).tolist())
+        return tuple((np.repeat(np.arange(len(self.layers)), self.layers) % self.n_stages).tolist())
 
     def holding(self, model: Model) -> list[tuple[int, ...]]:
         """For each parameter of the model, the stages that hold it, ascending."""
-        first, last, of_layer = 0, len(self.layers) - 1, self.stage_of_layer
+        first, last, of_layer = 0, self.n_stages - 1, self.stage_of_layer
+        read_twice = model.tied or model.has_mtp
 
         def stages(parameter: Parameter) -> tuple[int, ...]:
             if parameter.layer is not None:
-                return (of_layer[parameter.layer],)
+                return (of_layer[parameter.layer] if parameter.layer < model.n_layers else last,)
             if parameter.role is Role.EMBEDDING:
-                return (first, last) if model.tied and last > first else (first,)
+                return (first, last) if read_twice and last > first else (first,)
             return (last,)
 
         return [stages(parameter) for parameter in model.parameters]
@@ -50,9 +60,9 @@ def given_stages(model: Model, spec: ParallelSpec) -> Stages | None:
     if total != model.n_layers:
         raise InputError(
             f"{spec}: the stages hold {total} layers, but {model.name} has {model.n_layers}; "
-            f"an even choice is {_example(model.n_layers, spec.size(Axis.PP))}"
+            f"an even choice is {_example(model.n_layers, len(spec.stage_layers))}"
         )
-    return Stages(spec.stage_layers, "as given")
+    return Stages(spec.stage_layers, "as given", spec.size(Axis.VPP))
 
 
 def strict_stages(model: Model, spec: ParallelSpec) -> Stages:
@@ -60,12 +70,18 @@ def strict_stages(model: Model, spec: ParallelSpec) -> Stages:
 
     Raises InputError when none of them applies: layers are never rounded or moved silently.
     """
-    n_stages, n_layers = spec.size(Axis.PP), model.n_layers
+    n_virtual, n_layers = spec.size(Axis.VPP), model.n_layers
+    n_stages = spec.size(Axis.PP) * n_virtual
     given = given_stages(model, spec)
     if given is not None:
         return given
     if n_layers % n_stages == 0:
-        return Stages((n_layers // n_stages,) * n_stages, "even")
+        return Stages((n_layers // n_stages,) * n_stages, "even", n_virtual)
+    if n_virtual > 1:
+        raise InputError(
+            f"{spec}: PP{spec.size(Axis.PP)} x VPP{n_virtual} = {n_stages} virtual stages don't divide the {n_layers} layers of "
+            f"{model.name}, and no list is given; list the layers of each in the order of the layers, PP{spec.size(Axis.PP)}[...]"
+        )
     for split in model.pipeline_splits:
         if len(split.layers) == n_stages:
             return Stages(split.layers, f"{n_layers} layers don't divide by {n_stages}; the split of {split.source}")

@@ -15,6 +15,7 @@ import msgspec
 from shardroute.planner.layouts.models.config_files import Config
 from shardroute.planner.layouts.models.families import family_of
 from shardroute.planner.layouts.models.parameters import Model, PipelineSplit, PublishedCount
+from shardroute.planner.layouts.models.precisions import with_scales
 from shardroute.topologies.documents import read_toml
 from shardroute.topologies.errors import InputError
 
@@ -43,19 +44,27 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in _CONFIGS.glob("*/config.json")))
 
 
-def load_model(name_or_path: str, scale: int = 1) -> Model:
+def load_model(name_or_path: str, scale: int = 1, *, mtp: bool = False, precision: str | None = None) -> Model:
     """The model of a shipped name, or of a config.json given by its path or by the folder that holds it.
 
     `scale` N divides every width (hidden, intermediate, head_dim, vocabulary) by sqrt(N), so that each matrix
     holds 1/N of its elements while layers, heads, KV heads and experts stay: qwen3-30b-a3b at 256 has hidden
-    128, head_dim 8 and 128 experts. Raises InputError for an unknown name, an unreadable or unsupported
-    config, a missing key, and a scale that doesn't fit.
+    128, head_dim 8 and 128 experts. `mtp` adds the layers that predict further tokens, where the model has any;
+    `precision` ("fp8-block", "mxfp8") stores linear weights in 8 bits with their scales. Raises InputError for an
+    unknown name, an unreadable or unsupported config, a missing key, and a scale or a precision that doesn't fit.
     """
+    model = _found(name_or_path, scale, mtp)
+    if mtp and not model.has_mtp:
+        raise InputError(f"{model.name}: it has no layers that predict further tokens (num_nextn_predict_layers); leave MTP out")
+    return model if precision is None else with_scales(model, precision)
+
+
+def _found(name_or_path: str, scale: int, mtp: bool) -> Model:
     if name_or_path in model_names():
         folder = _CONFIGS / name_or_path
         about = read_toml(folder / "about.toml", _About)
         return replace(
-            _build(name_or_path, Config.read(folder), scale),
+            _build(name_or_path, Config.read(folder, mtp), scale),
             published=PublishedCount(about.published.n_parameters, about.published.source),
             pipeline_splits=tuple(PipelineSplit(split.layers, split.source) for split in about.pipeline_splits),
         )
@@ -63,8 +72,8 @@ def load_model(name_or_path: str, scale: int = 1) -> Model:
         raise _unknown(name_or_path)
     path = Path(name_or_path).resolve()
     if path.is_dir():
-        return _build(path.name, Config.read(path), scale)
-    return _build(path.parent.name if path.name == "config.json" else path.stem, Config.read(path), scale)
+        return _build(path.name, Config.read(path, mtp), scale)
+    return _build(path.parent.name if path.name == "config.json" else path.stem, Config.read(path, mtp), scale)
 
 
 def _build(name: str, config: Config, scale: int) -> Model:
@@ -84,7 +93,8 @@ def _build(name: str, config: Config, scale: int) -> Model:
 
 
 def _unknown(name: str) -> InputError:
-    close = difflib.get_close_matches(name.lower(), model_names(), n=3, cutoff=0.4)
+    starting = [known for known in model_names() if name and known.startswith(name.lower())]
+    close = starting or difflib.get_close_matches(name.lower(), model_names(), n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(close)}? Expected" if close else "expected"
     return InputError(
         f"model {name!r} is unknown; {meant} one of {', '.join(model_names())}, "

@@ -18,17 +18,18 @@ class Config:
 
     `factor` divides every width (a size along which a matrix shrinks when the model is scaled); counts stay
     as they are. `widths` collects each width that was asked for, unscaled, so that the valid factors are
-    known after one reading.
+    known after one reading. `mtp` asks for the layers that predict further tokens.
     """
 
-    def __init__(self, values: Mapping[str, object], where: str, factor: int = 1) -> None:
+    def __init__(self, values: Mapping[str, object], where: str, factor: int = 1, mtp: bool = False) -> None:
         self.where = where
         self.factor = factor
+        self.mtp = mtp
         self.widths: dict[str, int] = {}
         self._values = values
 
     @classmethod
-    def read(cls, path: Path) -> "Config":
+    def read(cls, path: Path, mtp: bool = False) -> "Config":
         """The config in a file, or in the `config.json` of a folder. Else InputError."""
         file = path / "config.json" if path.is_dir() else path
         try:
@@ -39,11 +40,11 @@ class Config:
             raise InputError(f"{file}: expected the JSON of a Hugging Face config ({error})") from None
         if not isinstance(values, dict):
             raise InputError(f"{file}: expected a JSON object, as a Hugging Face config is, found {_kind(values)}")
-        return cls(values, str(file))
+        return cls(values, str(file), mtp=mtp)
 
     def shrunk(self, factor: int) -> "Config":
         """The same config, read with every width divided by `factor`."""
-        return Config(self._values, self.where, factor)
+        return Config(self._values, self.where, factor, self.mtp)
 
     @property
     def common_width(self) -> int:
@@ -53,6 +54,10 @@ class Config:
     def spelled(self, *keys: str) -> str:
         """The first of these keys that is there, or the first of all: Transformers renamed some over time."""
         return next((key for key in keys if self._values.get(key) is not None), keys[0])
+
+    def given(self, key: str) -> bool:
+        """Whether a key is there and neither null, false nor 0."""
+        return bool(self._values.get(key))
 
     def text(self, key: str) -> str:
         """A key whose value is text."""
@@ -68,10 +73,11 @@ class Config:
             raise self._wrong(key, f"a whole number of at least {least}", value)
         return value
 
-    def width(self, key: str, default: int | None = None) -> int:
-        """A size along which the model shrinks, already divided by `factor`; `default` is unscaled."""
-        full = self.count(key, default)
-        self.widths[key] = full
+    def width(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A size along which the model shrinks, already divided by `factor`; `default` is unscaled. 0 limits no scale."""
+        full = self.count(key, default, least)
+        if full:
+            self.widths[key] = full
         if full % self.factor:
             raise InputError(f"{self.where}: {key} = {full} can't be divided by {self.factor}")
         return full // self.factor

@@ -40,15 +40,65 @@ class Role(StrEnum):
     EXPERT_GATE = "expert_gate"
     EXPERT_UP = "expert_up"
     EXPERT_DOWN = "expert_down"
+    UNGATED_UP = "ungated_up"
+    EXPERT_UNGATED_UP = "expert_ungated_up"
+    SHARED_GATE = "shared_gate"
+    SHARED_UP = "shared_up"
+    SHARED_DOWN = "shared_down"
+    SHARED_UNGATED_UP = "shared_ungated_up"
+    SHARED_ROUTER = "shared_router"
+    ROUTER_BIAS = "router_bias"
+    ROUTER_CORRECTION = "router_correction"
+    EXPERT_GATE_UP = "expert_gate_up"
+    EXPERT_GATE_UP_BIAS = "expert_gate_up_bias"
+    EXPERT_DOWN_TRANSPOSED = "expert_down_transposed"
+    EXPERT_DOWN_BIAS = "expert_down_bias"
+    SINKS = "sinks"
+    Q_A_PROJ = "q_a_proj"
+    Q_A_NORM = "q_a_norm"
+    Q_B_PROJ = "q_b_proj"
+    LATENT_Q_PROJ = "latent_q_proj"
+    KV_A_PROJ = "kv_a_proj"
+    KV_A_NORM = "kv_a_norm"
+    KV_B_PROJ = "kv_b_proj"
+    MIXER_NORM = "mixer_norm"
+    MAMBA_IN = "mamba_in"
+    MAMBA_CONV = "mamba_conv"
+    MAMBA_CONV_BIAS = "mamba_conv_bias"
+    MAMBA_HEAD = "mamba_head"
+    MAMBA_NORM = "mamba_norm"
+    MAMBA_OUT = "mamba_out"
+    MTP_EMBEDDING_NORM = "mtp_embedding_norm"
+    MTP_HIDDEN_NORM = "mtp_hidden_norm"
+    MTP_PROJ = "mtp_proj"
+    MTP_FINAL_NORM = "mtp_final_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of rows that is split on its own: `n_units` units (heads, groups) of `rows` rows, none of which is ever cut."""
+
+    n_units: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One logical tensor, its role, and the layer it belongs to (None outside of the layers)."""
+    """One logical tensor, its role, and the layer it belongs to (None outside of the layers).
+
+    segments  runs of dim 0 that are split one by one (the z, x, B, C and dt rows of Mamba's in_proj), in order
+    stored    the shape in the checkpoint, where `tensor` is a view of it
+    weight    the weight whose scales these are; the role is then that of the weight
+    block     elements of the weight that share one scale, dim by dim; empty when these aren't scales
+    """
 
     tensor: Tensor
     role: Role
     layer: int | None = None
+    segments: tuple[Segment, ...] = ()
+    stored: tuple[int, ...] | None = None
+    weight: "Parameter | None" = None
+    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +121,10 @@ class PipelineSplit:
 class Model:
     """Every parameter of a model, in order of layers, and the counts that decide how it may be split.
 
-    n_experts is 0 for a dense model. `tied`: the embedding is also the output layer. `scale`: matrices hold
-    1/scale of the published elements; counts of layers, heads and experts are those of the full model.
-    `published` is of the full model.
+    n_experts is 0 for a dense model. Layers from n_layers on predict further tokens (MTP) and are there on request.
+    `precision` names the scales that travel with the weights, None for weights without. `tied`: the embedding is also
+    the output layer. `scale`: matrices hold 1/scale of the published elements; counts of layers, heads and experts are
+    those of the full model. `published` is of the full model.
     """
 
     name: str
@@ -88,11 +139,17 @@ class Model:
     scale: int = 1
     published: PublishedCount | None = None
     pipeline_splits: tuple[PipelineSplit, ...] = ()
+    precision: str | None = None
 
     @cached_property
     def n_parameters(self) -> int:
-        """Elements of all tensors, a tied embedding counted once."""
-        return sum(p.tensor.n_elements for p in self.parameters)
+        """Elements of all tensors but scales, a tied embedding counted once."""
+        return sum(p.tensor.n_elements for p in self.parameters if p.weight is None)
+
+    @cached_property
+    def has_mtp(self) -> bool:
+        """Whether layers that predict further tokens are among the parameters."""
+        return any(p.layer is not None and p.layer >= self.n_layers for p in self.parameters)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -101,4 +158,12 @@ class Model:
 
     def shapes(self, role: Role) -> tuple[tuple[int, ...], ...]:
         """The different shapes that parameters of this role have, smallest first; empty if there are none."""
-        return tuple(sorted({p.tensor.shape for p in self.parameters if p.role is role}))
+        return self._shapes.get(role, ())
+
+    @cached_property
+    def _shapes(self) -> dict[Role, tuple[tuple[int, ...], ...]]:
+        found: dict[Role, set[tuple[int, ...]]] = {}
+        for p in self.parameters:
+            if p.weight is None:
+                found.setdefault(p.role, set()).add(p.tensor.shape)
+        return {role: tuple(sorted(shapes)) for role, shapes in found.items()}

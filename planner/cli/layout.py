@@ -1,0 +1,149 @@
+"""`shardroute layout`: what every rank, or one of them, holds of a model or of a user's own layout."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.program import app
+from shardroute.planner.exchange import Inventory, layout_schema, load_layout, save_layout
+from shardroute.planner.layouts import CONVENTIONS, lay_out, load_model, parse_spec
+from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_bytes
+
+
+@app.command("layout", rich_help_panel="Plan and predict")
+def layout_command(
+    from_json: Annotated[str | None, typer.Option("--from-json", help="A layout file of your own (see docs/layouts.md).")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A shipped model, or the path of a config.json.")] = None,
+    spec: Annotated[str | None, typer.Option("--spec", help='With --model: its layout, "TP8 x DP16".')] = None,
+    convention: Annotated[
+        str, typer.Option("--convention", help=f"With --model: who stores it so; one of {', '.join(sorted(CONVENTIONS))}.")
+    ] = "vllm",
+    scale: Annotated[int, typer.Option("--scale", help="With --model: shrink every matrix by this factor (a square).")] = 1,
+    rank: Annotated[int | None, typer.Option("--rank", help="Show each fragment that this rank holds.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the layout to this JSON file.")] = None,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of layout files.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show what every rank holds, or with --rank what one of them holds: buffers, tensors, boxes and bytes.
+
+    shardroute layout --model qwen3-235b-a22b --spec "TP8 x DP16" --convention vllm --rank 5
+    """
+    if json_schema:
+        print_json(layout_schema())
+        return
+    title, inventory = _inventory(from_json, model, spec, convention, scale)
+    if output is not None:
+        save_layout(inventory, output)
+    sums = totals(inventory.tensors, inventory.layout)
+    if rank is not None:
+        if rank not in sums.rank:
+            raise InputError(f"rank {rank} holds nothing; ranks {_ranges(sums.rank.tolist())} do")
+        _show_rank(title, rank, holdings(inventory.tensors, inventory.layout, rank), json)
+    elif json:
+        rows = zip(sums.rank.tolist(), sums.n_tensors.tolist(), sums.n_bytes.tolist(), strict=True)
+        print_json([{"rank": r, "n_tensors": n, "n_bytes": n_bytes} for r, n, n_bytes in rows])
+    else:
+        print_facts(f"{title}\n", [])
+        print_table(["ranks", "tensors", "bytes a rank"], _alike(sums), right=["tensors", "bytes a rank"])
+        whole = sum(tensor.n_bytes for tensor in inventory.tensors)
+        print_facts("", [("tensors", f"{len(inventory.tensors):,} of {format_bytes(whole)}"), ("ranks", f"{len(sums.rank):,}")])
+
+
+def _inventory(from_json: str | None, model: str | None, spec: str | None, convention: str, scale: int) -> tuple[str, Inventory]:
+    if from_json is not None and (model is not None or spec is not None):
+        raise InputError("--from-json doesn't go with --model or --spec: a layout is a file's or a model's")
+    if from_json is not None:
+        return from_json, load_layout(from_json)
+    if model is None or spec is None:
+        raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
+    loaded, parsed = load_model(model, scale), parse_spec(spec)
+    title = f"{loaded.name}: {parsed} ({convention})"
+    return title, Inventory(loaded.tensors, lay_out(convention, loaded, parsed).layout)
+
+
+def _show_rank(title: str, rank: int, held: Sequence[Holding], json: bool) -> None:
+    buffers = {h.buffer: h.buffer_size * h.tensor.itemsize for h in held}
+    if json:
+        print_json(
+            {
+                "rank": rank,
+                "n_bytes": sum(h.n_bytes for h in held),
+                "n_buffer_bytes": sum(buffers.values()),
+                "holds": [
+                    {
+                        "tensor": h.tensor.name, "dtype": h.tensor.dtype, "lo": h.lo, "hi": h.hi, "n_bytes": h.n_bytes,
+                        "buffer": h.buffer, "offset": h.offset, "strides": h.strides, "buffer_size": h.buffer_size,
+                    }
+                    for h in held
+                ],
+            }
+        )  # fmt: skip
+        return
+    print_facts(f"{title}, rank {rank}\n", [])
+    print_table(["buffer, and the tensors in it", "bytes each"], _folded(held), right=["bytes each"])
+    print_facts(
+        "",
+        [
+            ("buffers", f"{len(buffers):,} of {format_bytes(sum(buffers.values()))}, padding included"),
+            ("tensors", f"{len({h.tensor.name for h in held}):,}, {format_bytes(sum(h.n_bytes for h in held))}"),
+        ],
+    )
+
+
+def _folded(held: Iterable[Holding]) -> list[list[str]]:
+    """A row for each buffer, under it one for each fragment; buffers alike but for the first number in names fold into one."""
+    in_buffer: dict[str, list[Holding]] = {}
+    for h in held:
+        in_buffer.setdefault(h.buffer, []).append(h)
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for buffer, inside in in_buffer.items():
+        contents = tuple((_without_number(h.tensor.name), h.tensor.dtype, h.lo, h.hi, h.offset) for h in inside)
+        alike.setdefault((_without_number(buffer), inside[0].buffer_size, contents), []).append(buffer)
+    rows = []
+    for buffers in alike.values():
+        inside = in_buffer[buffers[0]]
+        n_bytes = format_bytes(inside[0].buffer_size * inside[0].tensor.itemsize)
+        rows.append([_with_numbers(buffers), n_bytes])
+        for i, h in enumerate(inside):
+            names = [in_buffer[buffer][i].tensor.name for buffer in buffers]
+            box = "[" + ", ".join(f"{a}:{b}" for a, b in zip(h.lo, h.hi, strict=True)) + "]"
+            place = f"{box} of {h.tensor.shape}, {h.tensor.dtype}" + (f", at element {h.offset}" if h.offset else "")
+            name = "" if names == buffers else f"  {_with_numbers(names)}\n"
+            rows.append([f"{name}    {place}", format_bytes(h.n_bytes)])
+    return rows
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"\d+", "#", name, count=1)
+
+
+def _with_numbers(names: Sequence[str]) -> str:
+    """`layers.{0-3,7}.w` for names that differ in their first number."""
+    if len(set(names)) == 1:
+        return names[0]
+    numbers = sorted(int(found[0]) for name in names if (found := re.search(r"\d+", name)))
+    return re.sub(r"\d+", f"{{{_ranges(numbers)}}}", names[0], count=1)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges, `0-3,7`."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _alike(sums: Totals) -> list[list[str]]:
+    """A row for each set of ranks with equal sums, by their first rank."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank, n_tensors, n_bytes in zip(sums.rank.tolist(), sums.n_tensors.tolist(), sums.n_bytes.tolist(), strict=True):
+        groups.setdefault((n_tensors, n_bytes), []).append(rank)
+    return [[_ranges(ranks), f"{n:,}", format_bytes(n_bytes)] for (n, n_bytes), ranks in groups.items()]

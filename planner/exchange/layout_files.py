@@ -1,0 +1,241 @@
+"""The plain JSON of one side's layout, for frameworks that have no other words: schema, loading, saving.
+
+    {"format": "shardroute-layout", "version": 1,
+     "layouts": [{"name": "rows", "mesh": {"axes": ["dp", "tp"], "sizes": [2, 4]}, "placements": ["R", "S0"]}],
+     "tensors": [{"name": "w", "shape": [8, 8], "dtype": "bf16", "layout": "rows"},
+                 {"name": "q", "shape": [4, 8], "dtype": "bf16", "buffers": ["qkv"],
+                  "layout": {"fragments": [{"rank": 0, "lo": [0, 0], "hi": [4, 8], "offset": 16, "buffer_size": 64}]}}]}
+
+A rank is the same GPU in the source's and the destination's file.
+"""
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from shardroute.planner.exchange.inventories import Inventory
+from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
+from shardroute.planner.layouts.meshes import MAX_ELEMENTS, Mesh, place
+from shardroute.planner.layouts.placements import parse_placement
+from shardroute.planner.layouts.tensors import Layout, Tensor
+from shardroute.topologies.documents import convert
+from shardroute.topologies.errors import InputError, ShardrouteError
+
+VERSION: Final = 1
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
+_Stride = Annotated[int, msgspec.Meta(ge=-MAX_ELEMENTS, le=MAX_ELEMENTS)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # ranks are int32 columns
+
+
+class Format(StrEnum):
+    """What a file calls itself."""
+
+    LAYOUT = "shardroute-layout"
+
+
+class MeshEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Ranks, row-major over named axes; they count from 0 when none are given."""
+
+    axes: list[str]
+    sizes: list[_Rank]
+    ranks: list[_Rank] | None = None
+
+
+class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The box [lo, hi) of the tensor on a rank, and its place in one of the tensor's buffers there; all in elements.
+
+    buffer       an index into the tensor's `buffers`
+    offset       where element `lo` lies in the buffer
+    strides      distance between neighbours along each dim; default: row-major and dense
+    buffer_size  the whole buffer's length; default: the box's
+    """
+
+    rank: _Rank
+    lo: list[_Count]
+    hi: list[_Count]
+    buffer: _Rank = 0
+    offset: _Count = 0
+    strides: list[_Stride] | None = None
+    buffer_size: _Count | None = None
+
+
+class LayoutEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a tensor lies: a mesh with placements, or fragments.
+
+    name        what tensors call it by, in the file's `layouts`
+    placements  one an axis of the mesh: R, S0 (shard dim 0), SS0:4 (dim 0 strided, split factor 4)
+    order       the axes in the order in which they split; default: the mesh's
+    """
+
+    name: str | None = None
+    mesh: MeshEntry | None = None
+    placements: list[str] | None = None
+    order: list[str] | None = None
+    fragments: list[FragmentEntry] | None = None
+
+
+class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tensor, the layout that it has (by name, or here), and the names of its buffers; default: one with the tensor's name."""
+
+    name: str
+    shape: list[_Count]
+    dtype: str
+    layout: str | LayoutEntry
+    buffers: list[str] | None = None
+
+
+class AliasEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory that a buffer lies in. A source and a destination buffer of one memory on one rank are the same bytes."""
+
+    buffer: str
+    memory: str
+
+
+class LayoutDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One side of a transfer: its tensors and what every rank holds of them."""
+
+    format: Format
+    version: int
+    tensors: list[TensorEntry]
+    layouts: list[LayoutEntry] = []
+    aliases: list[AliasEntry] = []
+
+
+def layout_schema() -> dict[str, object]:
+    """The JSON Schema of a layout file."""
+    schema: dict[str, object] = msgspec.json.schema(LayoutDocument)
+    return schema
+
+
+def load_layout(path: str | Path) -> Inventory:
+    """The inventory in a layout file. Raises InputError led by the file's name and the path of the key that is wrong."""
+    path = Path(path)
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name}: expected JSON ({error})") from None
+    return parse_layout(data, path.name)
+
+
+def parse_layout(data: object, where: str = "layout") -> Inventory:
+    """The inventory that plain data says, as `load_layout` has it; `where` leads every message."""
+    if isinstance(data, Mapping) and data.get("version", VERSION) != VERSION:
+        raise InputError(f"{where}: version: this shardroute reads version {VERSION}, found {data['version']!r}")
+    document = convert(data, LayoutDocument, where)
+    named: dict[str, tuple[str, LayoutEntry]] = {}
+    for i, entry in enumerate(document.layouts):
+        if entry.name is None or entry.name in named:
+            raise InputError(f"{where}: layouts[{i}].name: expected a name that no other layout has, found {entry.name!r}")
+        named[entry.name] = (f"layouts[{i}]", entry)
+    tensors: list[Tensor] = []
+    fragments: list[Fragments] = []
+    placed: dict[tuple[str, tuple[int, ...]], Fragments] = {}
+    for i, tensor in enumerate(document.tensors):
+        shape = tuple(tensor.shape)
+        if isinstance(tensor.layout, str) and tensor.layout not in named:
+            known = ", ".join(named) or "none"
+            raise InputError(f"{where}: tensors[{i}].layout: no layout is called {tensor.layout!r}; `layouts` has {known}")
+        inline = f"tensors[{i}].layout"
+        at, entry = named[tensor.layout] if isinstance(tensor.layout, str) else (inline, tensor.layout)
+        try:
+            tensors.append(Tensor(tensor.name, shape, tensor.dtype))
+            if (at, shape) not in placed:
+                placed[at, shape] = _fragments(shape, entry)
+        except ShardrouteError as error:
+            raise type(error)(f"{where}: {at} of tensor {tensor.name}: {error}") from None
+        fragments.append(placed[at, shape])
+    buffers = tuple((tensor.name,) if tensor.buffers is None else tuple(tensor.buffers) for tensor in document.tensors)
+    try:
+        aliases = {alias.buffer: alias.memory for alias in document.aliases}
+        return Inventory(tuple(tensors), Layout(tuple(fragments), buffers), aliases)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def save_layout(inventory: Inventory, path: str | Path) -> None:
+    """Write an inventory as a layout file, every layout as fragments; loading it gives an equal inventory."""
+    names: dict[Fragments, str] = {}
+    layouts: list[LayoutEntry] = []
+    for fragments in inventory.layout.fragments:
+        if fragments not in names:
+            names[fragments] = f"layout{len(names)}"
+            layouts.append(LayoutEntry(name=names[fragments], fragments=_entries(fragments)))
+    layout = inventory.layout
+    tensors = [
+        TensorEntry(
+            tensor.name, list(tensor.shape), tensor.dtype, names[fragments], None if buffers == (tensor.name,) else list(buffers)
+        )
+        for tensor, fragments, buffers in zip(inventory.tensors, layout.fragments, layout.buffers, strict=True)
+    ]
+    aliases = [AliasEntry(buffer, memory) for buffer, memory in sorted(inventory.aliases.items())]
+    document = LayoutDocument(Format.LAYOUT, VERSION, tensors, layouts, aliases)
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def _fragments(shape: tuple[int, ...], entry: LayoutEntry) -> Fragments:
+    if entry.fragments is not None:
+        if entry.mesh is not None or entry.placements is not None or entry.order is not None:
+            raise InputError("fragments and a mesh don't go together; give one of them")
+        return _listed(shape, entry.fragments)
+    if entry.mesh is None or entry.placements is None:
+        raise InputError("expected a mesh with placements, or fragments")
+    sizes, ranks = entry.mesh.sizes, entry.mesh.ranks
+    n_places = int(np.prod(sizes, dtype=object)) if sizes else 1
+    if ranks is None and n_places > 2**20:
+        raise InputError(f"a mesh of {n_places} ranks is more than shardroute plans for ({2**20})")
+    mesh = Mesh(tuple(entry.mesh.axes), tuple(sizes), tuple(range(n_places) if ranks is None else ranks))
+    return place(shape, mesh, [parse_placement(text) for text in entry.placements], entry.order)
+
+
+def _listed(shape: tuple[int, ...], entries: list[FragmentEntry]) -> Fragments:
+    n_dims = len(shape)
+    if math.prod(shape) >= MAX_ELEMENTS:
+        raise InputError(f"a tensor of shape {shape} has 2^60 elements or more; bytes are counted in 64 bits")
+    for i, entry in enumerate(entries):
+        for key, values in (("lo", entry.lo), ("hi", entry.hi), ("strides", entry.strides)):
+            if values is not None and len(values) != n_dims:
+                raise InputError(f"fragments[{i}].{key}: {len(values)} numbers, but the tensor has {n_dims} dims")
+        reach = sum(abs(stride) * n for stride, n in zip(entry.strides or (), shape, strict=False))
+        if reach >= MAX_ELEMENTS:
+            raise InputError(f"fragments[{i}].strides: {entry.strides} reach over 2^60 elements or more")
+
+    def rows(values: list[list[int]]) -> Ints:
+        return np.array(values, dtype=np.int64).reshape(len(entries), n_dims)
+
+    lo, hi = rows([entry.lo for entry in entries]), rows([entry.hi for entry in entries])
+    dense, size = dense_strides(hi - lo), (hi - lo).prod(axis=1, dtype=np.int64)
+    return Fragments(
+        shape=shape,
+        rank=np.array([entry.rank for entry in entries], dtype=np.int32),
+        lo=lo,
+        hi=hi,
+        buffer=np.array([entry.buffer for entry in entries], dtype=np.int32),
+        offset=np.array([entry.offset for entry in entries], dtype=np.int64),
+        strides=rows([d.tolist() if entry.strides is None else entry.strides for entry, d in zip(entries, dense, strict=True)]),
+        buffer_size=np.array(
+            [n if entry.buffer_size is None else entry.buffer_size for entry, n in zip(entries, size.tolist(), strict=True)],
+            dtype=np.int64,
+        ),
+    )
+
+
+def _entries(fragments: Fragments) -> list[FragmentEntry]:
+    dense, sizes = dense_strides(fragments.extent), fragments.n_elements.tolist()
+    return [
+        FragmentEntry(
+            rank, lo, hi, buffer, offset, None if strides == usual else strides, None if buffer_size == size else buffer_size
+        )
+        for rank, lo, hi, buffer, offset, strides, buffer_size, usual, size in zip(
+            fragments.rank.tolist(), fragments.lo.tolist(), fragments.hi.tolist(), fragments.buffer.tolist(),
+            fragments.offset.tolist(), fragments.strides.tolist(), fragments.buffer_size.tolist(), dense.tolist(), sizes,
+            strict=True,
+        )
+    ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""safetensors checkpoints: their headers, and the index over several files, as one side's layout.
+
+Rule: only headers are read, never data. Each file lies on one rank: file i of the index, by name, on rank i unless told
+otherwise.
+"""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from shardroute.planner.exchange.inventories import Inventory
+from shardroute.planner.layouts.fragments import Fragments
+from shardroute.planner.layouts.tensors import Layout, Tensor
+from shardroute.topologies.documents import convert
+from shardroute.topologies.errors import InputError
+
+# A header is 8 bytes of length, little-endian, then JSON; the format's own reader refuses one above this (tensor.rs).
+_MAX_HEADER_BYTES: Final = 100_000_000
+_INDEX: Final = "model.safetensors.index.json"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+def read_safetensors_header(path: str | Path) -> tuple[Tensor, ...]:
+    """The tensors of one file by their header, in name order. Raises InputError for a file that isn't what its header says."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+            text = file.read(length) if 0 <= length <= _MAX_HEADER_BYTES else b""
+    except OSError as error:
+        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
+    if len(text) != length:
+        raise InputError(f"{path.name}: no safetensors header (8 bytes of length, then as many of JSON)")
+    try:
+        header = msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name}: the header isn't JSON ({error})") from None
+    header.pop("__metadata__", None)
+    found = []
+    for name, data in sorted(header.items()):
+        entry = convert(data, _Entry, f"{path.name}: {name}")
+        tensor = Tensor(name, tuple(entry.shape), entry.dtype)
+        first, last = entry.data_offsets
+        if last - first != tensor.n_bytes:
+            raise InputError(f"{path.name}: {name} takes {last - first} bytes, but its shape and dtype take {tensor.n_bytes}")
+        found.append(tensor)
+    return tuple(found)
+
+
+def load_safetensors(path: str | Path, ranks: Mapping[str, int] | None = None) -> Inventory:
+    """The layout of a checkpoint: a folder, its index file, or one file. `ranks` says which rank has a file, by file name.
+
+    Every tensor lies whole in a buffer of its own on the rank of its file. Raises InputError for an index that names a file or a
+    tensor that isn't there, and for a file that `ranks` leaves out.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / _INDEX if (path / _INDEX).exists() else path / "model.safetensors"
+    if path.suffix != ".json":
+        return _on_ranks({path.name: read_safetensors_header(path)}, ranks)
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name}: expected JSON ({error})") from None
+    weight_map = convert(data, _Index, path.name).weight_map
+    files: dict[str, tuple[Tensor, ...]] = {}
+    for file in sorted(set(weight_map.values())):
+        held = {tensor.name: tensor for tensor in read_safetensors_header(path.parent / file)}
+        listed = sorted(name for name, where in weight_map.items() if where == file)
+        for name in listed:
+            if name not in held:
+                raise InputError(f"{path.name}: weight_map.{name}: {file} has no tensor of that name")
+        files[file] = tuple(held[name] for name in listed)
+    return _on_ranks(files, ranks)
+
+
+def _on_ranks(files: Mapping[str, tuple[Tensor, ...]], ranks: Mapping[str, int] | None) -> Inventory:
+    where = {file: rank for rank, file in enumerate(files)} if ranks is None else ranks
+    tensors: list[Tensor] = []
+    fragments: list[Fragments] = []
+    for file, held in files.items():
+        if file not in where:
+            raise InputError(f"{file}: no rank is given for it; `ranks` names {', '.join(sorted(where)) or 'no file'}")
+        for tensor in held:
+            shape = np.array([tensor.shape], dtype=np.int64).reshape(1, len(tensor.shape))
+            tensors.append(tensor)
+            fragments.append(Fragments.dense(tensor.shape, [where[file]], np.zeros_like(shape), shape))
+    return Inventory(tuple(tensors), Layout(tuple(fragments), tuple((tensor.name,) for tensor in tensors)))

@@ -1,0 +1,266 @@
+"""From routes to steps: bundles along trees, the order of steps, staging slots and the credits that free them.
+
+Pieces that share a tree travel together in bundles of about `message_bytes`; each bundle walks its tree hop by hop, so that one is
+passed on while the next arrives. A rank that stages a bundle for others has a few slots, used in turn: once its readers are done, it
+tells the rank that writes to the slot next by a *credit*, a copy of an empty bundle.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.layouts.fragments import Ints, Ranks
+from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, queued, ranges
+from shardroute.planner.problems import Problem
+from shardroute.planner.routing.options import Options
+from shardroute.planner.routing.routes import Routes
+from shardroute.topologies.topologies import Topology
+
+# Pieces start at multiples of this in a slot, so that they can be copied by the widest loads and stores of a GPU (128 bits).
+SLOT_ALIGNMENT = 16
+# Slots are numbered by int16, and more of them than bundles under way at once don't help.
+MOST_SLOTS = 64
+
+
+def lower(
+    strategy: str,
+    problem: Problem,
+    boxes: tuple[Boxes, ...],
+    topology: Topology,
+    backend: Backend,
+    routes: Routes,
+    message_bytes: int,
+    options: Options,
+) -> Plan:
+    """The plan that moves every entry by its tree. No entry may be above `message_bytes`; a bundle holds as many as fit in it.
+
+    Bundles on trees that stage are small enough for `options.staging_bytes`, if their largest piece is.
+    """
+    bundling = _bundle(routes, message_bytes, options.staging_bytes)
+    walk = _walk(routes, bundling)
+    slots = _assign_slots(routes, bundling, walk, options.staging_bytes)
+    return Plan(
+        strategy=strategy,
+        topology=topology,
+        problem=problem,
+        boxes=boxes,
+        bundles=slots.bundles,
+        steps=_steps(walk, slots, backend, options),
+        group_ptr=np.zeros(1, np.int64),
+        group_ranks=np.zeros(0, np.int32),
+        slot_bytes=np.full(slots.n_slots, slots.slot_bytes, dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bundling:
+    """Bundles, and of each its tree, its number along the tree, whether the tree stages, and its bytes in a slot."""
+
+    bundles: Bundles
+    tree: Ints
+    position: Ints
+    staged: NDArray[np.bool_]
+    slot_bytes: Ints
+
+
+def _bundle(routes: Routes, message_bytes: int, staging_bytes: int) -> _Bundling:
+    """Entries cut into bundles of at most `message_bytes` along each tree; a quarter of the staging memory where the tree stages."""
+    stages = np.zeros(len(routes.tree_ptr) - 1, dtype=bool)
+    stages[np.repeat(np.arange(len(stages)), np.diff(routes.tree_ptr))[routes.staged]] = True
+    order = np.lexsort((routes.piece, routes.tensor, routes.tree))
+    tree, n_bytes = routes.tree[order], routes.n_bytes[order]
+    room = -(-n_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    largest = int(room[stages[tree]].max(initial=1))
+    limit = np.where(stages[tree], max(largest, min(message_bytes, staging_bytes // 4)), message_bytes)
+    taken = np.where(stages[tree], room, n_bytes)
+    first_of_tree = np.flatnonzero(np.diff(tree, prepend=-1))
+    n_entries = np.diff(np.append(first_of_tree, len(order)))
+    ends = np.cumsum(taken)
+    within = ends - np.repeat((ends - taken)[first_of_tree], n_entries)
+    number = np.maximum(within - 1, 0) // limit
+    starts = np.flatnonzero((np.diff(tree, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0))
+    bundle_tree = tree[starts]
+    tree_starts = np.flatnonzero(np.diff(bundle_tree, prepend=-1))
+    position = np.arange(len(starts)) - np.repeat(tree_starts, np.diff(np.append(tree_starts, len(starts))))
+    ptr = np.append(starts, len(order))
+    before = ends - taken
+    offset = np.where(stages[tree], before - np.repeat(before[starts] if len(starts) else before, np.diff(ptr)), -1)
+    bundles = Bundles(ptr, routes.tensor[order].astype(np.int32), routes.piece[order].astype(np.int32), offset)
+    total = np.concatenate([[0], ends])
+    return _Bundling(bundles, bundle_tree, position, stages[bundle_tree], total[ptr[1:]] - total[ptr[:-1]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Walk:
+    """One row for every hop of every bundle: bundle, hop (of the routes), row of the hop before it (-1: none), when expected.
+
+    `expected` counts messages: a first hop runs at its place in its sender's queue, any other one message after the hop before it.
+    """
+
+    bundle: Ints
+    src: Ranks
+    dst: Ranks
+    lane: NDArray[np.uint8]
+    staged: NDArray[np.bool_]
+    parent: Ints
+    expected: Ints
+
+
+def _walk(routes: Routes, bundling: _Bundling) -> _Walk:
+    depth, root = routes.depth_and_root()
+    hop, bundle = ranges(routes.tree_ptr, bundling.tree)
+    first = (np.cumsum(np.diff(routes.tree_ptr)[bundling.tree]) - np.diff(routes.tree_ptr)[bundling.tree])[bundle]
+    src, dst, lane, parent = routes.src[hop], routes.dst[hop], routes.lane[hop], routes.parent[hop]
+    # A sender serves all its receivers in turn, so that each gets something to pass on early.
+    turn = count_up(np.lexsort((bundle, bundling.position[bundle], dst, lane, src)), src, lane, dst)
+    place = count_up(np.lexsort((bundle, _shift(src, dst, lane), turn, lane, src)), src, lane)
+    expected = place[first + root[hop]] + depth[hop]
+    return _Walk(bundle, src, dst, lane, routes.staged[hop], np.where(parent >= 0, first + parent, -1), expected)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slots:
+    """Slots of a plan: how many, of how many bytes; the bundles, with an empty one for credits at the end.
+
+    at        int64[n rows of the walk]: the slot where the row lands, or TARGET
+    expected  of each row, later where it waits for a slot
+    credits   rows (reader's bundle use, the row that writes to its slot next): the row that filled the slot, the row that waits
+    """
+
+    n_slots: int
+    slot_bytes: int
+    bundles: Bundles
+    at: Ints
+    expected: Ints
+    filled: Ints
+    waiting: Ints
+
+
+def _assign_slots(routes: Routes, bundling: _Bundling, walk: _Walk, staging_bytes: int) -> _Slots:
+    """Give every row that stages a slot. Each rank uses its slots in turn, in one order of bundles that is the same everywhere.
+
+    Because a bundle waits only for slots of bundles before it in that order, and else only for its own earlier hops, no cycle can
+    arise, whatever is expected to run when.
+    """
+    at = np.full(len(walk.bundle), TARGET, dtype=np.int64)
+    rows = np.flatnonzero(walk.staged)
+    none = np.zeros(0, dtype=np.int64)
+    if not len(rows):
+        return _Slots(0, 0, bundling.bundles, at, walk.expected, none, none)
+    slot_bytes = int(bundling.slot_bytes[bundling.staged].max())
+    n_slots = int(np.clip(staging_bytes // slot_bytes, 1, MOST_SLOTS))
+    first_staged = np.full(len(bundling.tree), np.iinfo(np.int64).max)
+    np.minimum.at(first_staged, walk.bundle[rows], walk.expected[rows])
+    rows = rows[np.lexsort((walk.bundle[rows], first_staged[walk.bundle[rows]], walk.dst[rows]))]
+    dst = walk.dst[rows]
+    starts = np.flatnonzero(np.diff(dst, prepend=-1))
+    number = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    n_slots = min(n_slots, int(number.max()) + 1)
+    at[rows] = number % n_slots
+    again = np.flatnonzero(number >= n_slots)
+    filled, waiting = rows[again - n_slots], rows[again]
+    bundles = bundling.bundles
+    if len(again):
+        bundles = replace(bundles, ptr=np.append(bundles.ptr, bundles.ptr[-1]))
+    return _Slots(n_slots, slot_bytes, bundles, at, _delayed(walk, filled, waiting), filled, waiting)
+
+
+def _delayed(walk: _Walk, filled: Ints, waiting: Ints) -> Ints:
+    """When rows are expected if a row that waits for a slot runs two messages after the last reader of it: the credit is between."""
+    expected = walk.expected.copy()
+    if not len(waiting):
+        return expected
+    affected = np.zeros(int(walk.bundle.max()) + 1, dtype=bool)
+    affected[walk.bundle[walk.staged]] = True
+    child = np.flatnonzero((walk.parent >= 0) & affected[walk.bundle])
+    read = child[walk.staged[walk.parent[child]]]
+    while True:
+        before = expected.copy()
+        np.maximum.at(expected, child, expected[walk.parent[child]] + 1)
+        last_read = expected.copy()
+        np.maximum.at(last_read, walk.parent[read], expected[read])
+        expected[waiting] = np.maximum(expected[waiting], last_read[filled] + 2)
+        if (before == expected).all():
+            return expected
+
+
+def _steps(walk: _Walk, slots: _Slots, backend: Backend, options: Options) -> Steps:
+    """The rows of the walk and the credits between them, in the order in which they are expected."""
+    n, n_credits = len(walk.bundle), len(slots.waiting)
+    has_parent = walk.parent >= 0
+    readers = np.flatnonzero(has_parent & walk.staged[walk.parent])
+    last_read = np.zeros(n, dtype=np.int64)
+    np.maximum.at(last_read, walk.parent[readers], slots.expected[readers])
+    bundle = np.concatenate([walk.bundle, np.full(n_credits, len(slots.bundles) - 1)])
+    src = np.concatenate([walk.src, walk.dst[slots.filled]])
+    dst = np.concatenate([walk.dst, walk.src[slots.waiting]])
+    lane = np.concatenate([walk.lane, np.full(n_credits, Lane.CREDIT, dtype=np.uint8)])
+    expected = np.concatenate([slots.expected, last_read[slots.filled] + 1])
+    order = np.lexsort((bundle, dst, src, expected))
+    new = np.empty(len(order), dtype=np.int64)
+    new[order] = np.arange(len(order))
+    src_at = np.concatenate([np.where(has_parent, slots.at[walk.parent], SOURCE), np.full(n_credits, SOURCE)])
+    dst_at = np.concatenate([slots.at, np.full(n_credits, TARGET)])
+
+    # Who waits for what: a row for its parent; a credit for the readers of the slot; a row that reuses a slot for the credit.
+    by_slot = readers[np.argsort(walk.parent[readers], kind="stable")]
+    reader_ptr = np.searchsorted(walk.parent[by_slot], np.arange(n + 1))
+    item, credit = ranges(reader_ptr, slots.filled)
+    owner = np.concatenate([np.flatnonzero(has_parent), n + credit, slots.waiting])
+    dep = np.concatenate([walk.parent[has_parent], by_slot[item], n + np.arange(n_credits)])
+    queue = count_up(np.lexsort((new, lane, src)), src, lane)
+    owner, dep = _windowed(owner, dep, new, src, options.max_ops_in_flight)
+    owner, dep = new[owner], new[dep]
+    by_owner = np.lexsort((dep, owner))
+    counts = np.bincount(owner, minlength=len(order))
+    total = len(order)
+    return Steps(
+        op=np.full(total, Op.COPY, dtype=np.uint8),
+        lane=queued(lane, queue % options.n_queues)[order],
+        backend=np.full(total, backend, dtype=np.uint8),
+        bundle=bundle[order].astype(np.int32),
+        src=src[order],
+        dst=dst[order],
+        group=np.full(total, -1, dtype=np.int32),
+        src_at=src_at[order].astype(np.int16),
+        dst_at=dst_at[order].astype(np.int16),
+        after_ptr=np.concatenate([[0], np.cumsum(counts)]),
+        after=dep[by_owner].astype(np.int32),
+    )
+
+
+def _windowed(owner: Ints, dep: Ints, new: Ints, src: Ranks, max_ops: int | None) -> tuple[Ints, Ints]:
+    """The waits with, where the user limits it, one more: a rank's step waits for the one that is `max_ops` before it."""
+    if max_ops is None:
+        return owner, dep
+    order = np.lexsort((new, src))
+    later, earlier = order[max_ops:], order[: len(order) - min(max_ops, len(order))]
+    same = src[later] == src[earlier]
+    pairs = np.unique(np.stack([np.concatenate([owner, later[same]]), np.concatenate([dep, earlier[same]])]), axis=1)
+    return pairs[0], pairs[1]
+
+
+def count_up(order: Ints, *keys: NDArray[np.integer]) -> Ints:
+    """Each row's place among those of its keys, when rows are sorted by `order` (which keeps these together)."""
+    changes = np.zeros(len(order), dtype=bool)
+    for key in keys:
+        changes |= np.diff(key[order].astype(np.int64), prepend=-1) != 0
+    starts = np.flatnonzero(changes)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    return place
+
+
+def _shift(src: Ranks, dst: Ranks, lane: NDArray[np.uint8]) -> Ints:
+    """The turn in which a sender serves a receiver: the shift schedule of an all-to-all, lane by lane.
+
+    In turn k sender i of n serves receiver k + i * n_receivers / n, so at any time the senders are spread over all receivers.
+    """
+    turn = np.zeros(len(src), dtype=np.int64)
+    for kind in np.unique(lane).tolist():
+        rows = lane == kind
+        senders, sender = np.unique(src[rows], return_inverse=True)
+        receivers, receiver = np.unique(dst[rows], return_inverse=True)
+        turn[rows] = (receiver - sender * len(receivers) // len(senders)) % len(receivers)
+    return turn
