@@ -150,7 +150,7 @@ MODEL = ["plan", "--model", "qwen3-30b-a3b"]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "--machine", "dgx-h100"], ["nothing to plan", "--model", "--shape"]),
+        (["plan", "--machine", "dgx-h100"], ["nothing to move", "--model", "--shape"]),
         ([*MODEL, "--machine", "dgx-h100"], ["--from", "--to"]),
         ([*MODEL, "--from", "EP8 x PP2", "--to", "TP8", "--machine", "dgx-h200"], ["dgx-h200", "dgx-h100"]),
         ([*MODEL, "--from", "EP8 x PP2", "--to", "TP8", "--machine", "dgx-h100 x 1"], ["24", "dgx-h100 x 3"]),

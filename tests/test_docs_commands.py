@@ -4,7 +4,7 @@ The convention: in a block fenced as ```console, each line that starts with `$ `
 ends with a backslash goes on in the next one); other lines are output, shown for the reader. A document's
 commands run in order in one empty folder, with this environment's programs first on PATH, and must exit 0.
 A block fenced as ```console no-run is not run; the line above its fence says why: <!-- no-run: reason -->.
-Other shell fences (bash, sh, ...) are refused, so that no command escapes.
+Other shell fences (bash, sh, ...) are refused, so that no command escapes. Python blocks run as scripts.
 """
 
 import os
@@ -140,3 +140,13 @@ def test_the_commands_of_a_document_run(document: Path, tmp_path: Path) -> None:
         )
 
         assert ran.returncode == 0, f"{name_of(document)}:{number}: $ {command}\n{ran.stdout}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_the_python_of_a_document_runs(document: Path, tmp_path: Path) -> None:
+    for block in blocks_of(document.read_text()):
+        if block.info == "python":
+            code = "\n".join(block.lines)
+            ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+            assert ran.returncode == 0, f"{name_of(document)}:{block.number}\n{ran.stderr}"

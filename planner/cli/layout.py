@@ -8,6 +8,7 @@ import typer
 
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
+from shardroute.planner.cli.requests import MtpOption, PrecisionOption
 from shardroute.planner.exchange import Inventory, layout_schema, load_layout, save_layout
 from shardroute.planner.layouts import CONVENTIONS, lay_out, load_model, parse_spec
 from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
@@ -24,6 +25,8 @@ def layout_command(
         str, typer.Option("--convention", help=f"With --model: who stores it so; one of {', '.join(sorted(CONVENTIONS))}.")
     ] = "vllm",
     scale: Annotated[int, typer.Option("--scale", help="With --model: shrink every matrix by this factor (a square).")] = 1,
+    mtp: MtpOption = False,
+    precision: PrecisionOption = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Show each fragment that this rank holds.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the layout to this JSON file.")] = None,
     json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of layout files.")] = False,
@@ -36,7 +39,16 @@ def layout_command(
     if json_schema:
         print_json(layout_schema())
         return
-    title, inventory = _inventory(from_json, model, spec, convention, scale)
+    if from_json is not None:
+        if model is not None or spec is not None:
+            raise InputError("--from-json doesn't go with --model or --spec: a layout is a file's or a model's")
+        title, inventory = from_json, load_layout(from_json)
+    elif model is None or spec is None:
+        raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
+    else:
+        loaded, parsed = load_model(model, scale, mtp=mtp, precision=precision), parse_spec(spec)
+        title = f"{loaded.name}: {parsed} ({convention})"
+        inventory = Inventory(loaded.tensors, lay_out(convention, loaded, parsed).layout)
     if output is not None:
         save_layout(inventory, output)
     sums = totals(inventory.tensors, inventory.layout)
@@ -52,18 +64,6 @@ def layout_command(
         print_table(["ranks", "tensors", "bytes a rank"], _alike(sums), right=["tensors", "bytes a rank"])
         whole = sum(tensor.n_bytes for tensor in inventory.tensors)
         print_facts("", [("tensors", f"{len(inventory.tensors):,} of {format_bytes(whole)}"), ("ranks", f"{len(sums.rank):,}")])
-
-
-def _inventory(from_json: str | None, model: str | None, spec: str | None, convention: str, scale: int) -> tuple[str, Inventory]:
-    if from_json is not None and (model is not None or spec is not None):
-        raise InputError("--from-json doesn't go with --model or --spec: a layout is a file's or a model's")
-    if from_json is not None:
-        return from_json, load_layout(from_json)
-    if model is None or spec is None:
-        raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
-    loaded, parsed = load_model(model, scale), parse_spec(spec)
-    title = f"{loaded.name}: {parsed} ({convention})"
-    return title, Inventory(loaded.tensors, lay_out(convention, loaded, parsed).layout)
 
 
 def _show_rank(title: str, rank: int, held: Sequence[Holding], json: bool) -> None:

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, queued, ranges
 from shardroute.planner.problems import Problem
+from shardroute.planner.routing import schedule_kernel
+from shardroute.planner.routing.compiling import compiled
+from shardroute.planner.routing.links import link_rates
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.routes import Routes
 from shardroute.topologies.topologies import Topology
@@ -21,6 +24,8 @@ from shardroute.topologies.topologies import Topology
 SLOT_ALIGNMENT = 16
 # Slots are numbered by int16, and more of them than bundles under way at once don't help.
 MOST_SLOTS = 64
+# Rows from which ordering is compiled: plain, it does some 20,000 a second; Numba takes 0.5 s to import and load its cache.
+COMPILE_ROWS = 10_000
 
 
 def lower(
@@ -38,7 +43,7 @@ def lower(
     Bundles on trees that stage are small enough for `options.staging_bytes`, if their largest piece is.
     """
     bundling = _bundle(routes, message_bytes, options.staging_bytes)
-    walk = _walk(routes, bundling)
+    walk = _walk(routes, bundling, topology)
     slots = _assign_slots(routes, bundling, walk, options.staging_bytes)
     return Plan(
         strategy=strategy,
@@ -55,11 +60,11 @@ def lower(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bundling:
-    """Bundles, and of each its tree, its number along the tree, whether the tree stages, and its bytes in a slot."""
+    """Bundles, and of each its tree, its bytes, whether the tree stages, and its bytes in a slot."""
 
     bundles: Bundles
     tree: Ints
-    position: Ints
+    n_bytes: Ints
     staged: NDArray[np.bool_]
     slot_bytes: Ints
 
@@ -81,21 +86,20 @@ def _bundle(routes: Routes, message_bytes: int, staging_bytes: int) -> _Bundling
     number = np.maximum(within - 1, 0) // limit
     starts = np.flatnonzero((np.diff(tree, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0))
     bundle_tree = tree[starts]
-    tree_starts = np.flatnonzero(np.diff(bundle_tree, prepend=-1))
-    position = np.arange(len(starts)) - np.repeat(tree_starts, np.diff(np.append(tree_starts, len(starts))))
     ptr = np.append(starts, len(order))
     before = ends - taken
     offset = np.where(stages[tree], before - np.repeat(before[starts] if len(starts) else before, np.diff(ptr)), -1)
     bundles = Bundles(ptr, routes.tensor[order].astype(np.int32), routes.piece[order].astype(np.int32), offset)
-    total = np.concatenate([[0], ends])
-    return _Bundling(bundles, bundle_tree, position, stages[bundle_tree], total[ptr[1:]] - total[ptr[:-1]])
+    sums = [np.concatenate([[0], np.cumsum(column)]) for column in (n_bytes, taken)]
+    of_bundle, in_slot = (total[ptr[1:]] - total[ptr[:-1]] for total in sums)
+    return _Bundling(bundles, bundle_tree, of_bundle, stages[bundle_tree], in_slot)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Walk:
-    """One row for every hop of every bundle: bundle, hop (of the routes), row of the hop before it (-1: none), when expected.
+    """One row for every hop of every bundle: its bundle, the row of the hop before it (-1: none), its place in the expected order.
 
-    `expected` counts messages: a first hop runs at its place in its sender's queue, any other one message after the hop before it.
+    Places count from 0; a row comes after the hop before it.
     """
 
     bundle: Ints
@@ -107,16 +111,49 @@ class _Walk:
     expected: Ints
 
 
-def _walk(routes: Routes, bundling: _Bundling) -> _Walk:
-    depth, root = routes.depth_and_root()
+def _walk(routes: Routes, bundling: _Bundling, topology: Topology) -> _Walk:
+    depth, _ = routes.depth_and_root()
     hop, bundle = ranges(routes.tree_ptr, bundling.tree)
     first = (np.cumsum(np.diff(routes.tree_ptr)[bundling.tree]) - np.diff(routes.tree_ptr)[bundling.tree])[bundle]
     src, dst, lane, parent = routes.src[hop], routes.dst[hop], routes.lane[hop], routes.parent[hop]
-    # A sender serves all its receivers in turn, so that each gets something to pass on early.
-    turn = count_up(np.lexsort((bundle, bundling.position[bundle], dst, lane, src)), src, lane, dst)
-    place = count_up(np.lexsort((bundle, _shift(src, dst, lane), turn, lane, src)), src, lane)
-    expected = place[first + root[hop]] + depth[hop]
-    return _Walk(bundle, src, dst, lane, routes.staged[hop], np.where(parent >= 0, first + parent, -1), expected)
+    parent = np.where(parent >= 0, first + parent, -1)
+    start_s = _start_times(src, dst, lane, parent, bundling.n_bytes[bundle], bundle, topology)
+    order = np.lexsort((bundle, dst, src, depth[hop], start_s))
+    expected = np.empty(len(order), dtype=np.int64)
+    expected[order] = np.arange(len(order))
+    return _Walk(bundle, src, dst, lane, routes.staged[hop], parent, expected)
+
+
+def _start_times(
+    src: Ranks, dst: Ranks, lane: NDArray[np.uint8], parent: Ints, n_bytes: Ints, bundle: Ints, topology: Topology
+) -> NDArray[np.float64]:
+    """When each row would start if every port carried one at a time, see `schedule_kernel`."""
+    n, n_gpus = len(src), topology.n_gpus
+    near = (lane == Lane.HAND_OVER).astype(np.int64)
+    moves = lane != Lane.LOCAL
+    out_port, in_port = src + near * n_gpus, dst + near * n_gpus
+    nic, nvlink, _, _ = link_rates(topology)[[0, 2, 1, 3]]
+    rate = np.where(near, np.minimum(nvlink[src], nvlink[dst]), np.minimum(nic[src], nic[dst]))
+    seconds = np.where(moves, n_bytes / np.maximum(rate, 1.0), 0.0)
+    pairs, pair_of = np.unique(out_port[moves] * 2 * n_gpus + in_port[moves], return_inverse=True)
+    pair = np.full(n, -1, dtype=np.int64)
+    pair[moves] = pair_of
+    has_parent = parent >= 0
+    tall = np.zeros(n)
+    tall[parent[has_parent]] = 1.0
+    by_parent = np.flatnonzero(has_parent)[np.argsort(parent[has_parent], kind="stable")]
+    child_ptr = np.searchsorted(parent[by_parent], np.arange(n + 1))
+    roots = np.flatnonzero(~has_parent)
+    left = np.bincount(in_port[moves], weights=seconds[moves], minlength=2 * n_gpus)
+    start = np.zeros(n)
+    kernel = compiled(schedule_kernel) if n > COMPILE_ROWS else schedule_kernel
+    n_run = kernel.schedule(
+        roots, child_ptr, by_parent, pair, out_port, seconds, tall, np.searchsorted(pairs // (2 * n_gpus), np.arange(2 * n_gpus + 1)),
+        pairs % (2 * n_gpus), np.full(len(pairs), -1), np.full(len(pairs), -1), np.full(n, -1), np.zeros(2 * n_gpus),
+        np.zeros(2 * n_gpus, dtype=np.int64), left, start,
+    )  # fmt: skip
+    assert n_run == n
+    return start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,17 +287,3 @@ def count_up(order: Ints, *keys: NDArray[np.integer]) -> Ints:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     return place
-
-
-def _shift(src: Ranks, dst: Ranks, lane: NDArray[np.uint8]) -> Ints:
-    """The turn in which a sender serves a receiver: the shift schedule of an all-to-all, lane by lane.
-
-    In turn k sender i of n serves receiver k + i * n_receivers / n, so at any time the senders are spread over all receivers.
-    """
-    turn = np.zeros(len(src), dtype=np.int64)
-    for kind in np.unique(lane).tolist():
-        rows = lane == kind
-        senders, sender = np.unique(src[rows], return_inverse=True)
-        receivers, receiver = np.unique(dst[rows], return_inverse=True)
-        turn[rows] = (receiver - sender * len(receivers) // len(senders)) % len(receivers)
-    return turn

@@ -1,0 +1,186 @@
+"""What a user asks to move, as options of commands: a model with two layouts, a bare tensor, or two layout files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from shardroute.planner.arguments import tensor_problem
+from shardroute.planner.exchange import load_layout, problem_between
+from shardroute.planner.layouts import CONVENTIONS, load_model, parse_spec
+from shardroute.planner.problems import Problem
+from shardroute.planner.refits import refit_problem
+from shardroute.topologies.errors import InputError
+
+_MODEL, _TENSOR, _FILES = "A model", "A bare tensor", "Layouts of your own"
+_KNOWN = ", ".join(sorted(CONVENTIONS))
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="A shipped model (`shardroute models`), or the path of a config.json.", rich_help_panel=_MODEL),
+]
+FromOption = Annotated[str | None, typer.Option("--from", help='Training layout, "TP4 x PP8 x EP16".', rich_help_panel=_MODEL)]
+ToOption = Annotated[str | None, typer.Option("--to", help='Inference layout, "TP8 x DP16".', rich_help_panel=_MODEL)]
+ScaleOption = Annotated[
+    int | None,
+    typer.Option(
+        "--scale", help="Shrink every matrix by this factor (a square), keeping the model's structure.", rich_help_panel=_MODEL
+    ),
+]
+FromConventionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-convention",
+        help=f"Who stores the training side: {_KNOWN}. Default: megatron, or fsdp for FSDP and HSDP.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ToConventionOption = Annotated[
+    str | None,
+    typer.Option("--to-convention", help=f"Who stores the inference side: {_KNOWN}. Default: vllm.", rich_help_panel=_MODEL),
+]
+MtpOption = Annotated[bool, typer.Option("--mtp", help="With the layers that predict further tokens.", rich_help_panel=_MODEL)]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="fp8-block or mxfp8: quantised weights, their scales with them.", rich_help_panel=_MODEL),
+]
+ShapeOption = Annotated[str | None, typer.Option("--shape", help="256,2048,7168", rich_help_panel=_TENSOR)]
+DtypeOption = Annotated[str | None, typer.Option("--dtype", help="bf16 (the default), f32, ...", rich_help_panel=_TENSOR)]
+FromMeshOption = Annotated[
+    str | None, typer.Option("--from-mesh", help="Axes of the source mesh in rank order, ep=16", rich_help_panel=_TENSOR)
+]
+FromPlacementsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-placements",
+        help="One an axis: S0 (shard dim 0), R (replicate), SS0:4 (strided shard, split factor 4)",
+        rich_help_panel=_TENSOR,
+    ),
+]
+ToMeshOption = Annotated[
+    str | None, typer.Option("--to-mesh", help="Axes of the destination mesh, dp=8,tp=32", rich_help_panel=_TENSOR)
+]
+ToPlacementsOption = Annotated[str | None, typer.Option("--to-placements", help="R,S1", rich_help_panel=_TENSOR)]
+FromRanksOption = Annotated[
+    str | None,
+    typer.Option("--from-ranks", help="Ranks of the source mesh, 0-15 or 0,2,4; default: from 0.", rich_help_panel=_TENSOR),
+]
+ToRanksOption = Annotated[
+    str | None,
+    typer.Option("--to-ranks", help="Ranks of the destination mesh; default: after the source's.", rich_help_panel=_TENSOR),
+]
+FromJsonOption = Annotated[
+    str | None, typer.Option("--from-json", help="A layout file for the source (docs/layouts.md).", rich_help_panel=_FILES)
+]
+ToJsonOption = Annotated[str | None, typer.Option("--to-json", help="A layout file for the destination.", rich_help_panel=_FILES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to move: a title for people, facts about how each side lies, and the problem."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of the three ways to ask, as given."""
+
+    model: str | None
+    from_spec: str | None
+    to_spec: str | None
+    scale: int | None
+    from_convention: str | None
+    to_convention: str | None
+    mtp: bool
+    precision: str | None
+    shape: str | None
+    dtype: str | None
+    from_mesh: str | None
+    from_placements: str | None
+    to_mesh: str | None
+    to_placements: str | None
+    from_ranks: str | None
+    to_ranks: str | None
+    from_json: str | None
+    to_json: str | None
+
+    def request(self) -> Request:
+        """The request that the options make. Raises InputError when they make none, or two at once."""
+        of_model: dict[str, object] = {
+            "--model": self.model, "--from": self.from_spec, "--to": self.to_spec, "--scale": self.scale,
+            "--from-convention": self.from_convention, "--to-convention": self.to_convention, "--mtp": self.mtp or None,
+            "--precision": self.precision,
+        }  # fmt: skip
+        of_tensor: dict[str, object] = {
+            "--shape": self.shape, "--dtype": self.dtype, "--from-mesh": self.from_mesh,
+            "--from-placements": self.from_placements, "--to-mesh": self.to_mesh, "--to-placements": self.to_placements,
+            "--from-ranks": self.from_ranks, "--to-ranks": self.to_ranks,
+        }  # fmt: skip
+        of_files: dict[str, object] = {"--from-json": self.from_json, "--to-json": self.to_json}
+        if self.model is not None:
+            _refuse("--model", of_tensor | of_files)
+            return self._of_model(self.model)
+        if self.shape is not None:
+            _refuse("--shape", of_model | of_files)
+            return self._of_tensor(self.shape)
+        if self.from_json is not None or self.to_json is not None:
+            _refuse("--from-json" if self.from_json is not None else "--to-json", of_model | of_tensor)
+            return self._of_files()
+        raise InputError(
+            "nothing to move: give --model with --from and --to, or --shape with the two meshes, or --from-json with --to-json"
+        )
+
+    def _of_model(self, name: str) -> Request:
+        if self.from_spec is None or self.to_spec is None:
+            raise InputError('--model needs both layouts: --from "TP4 x PP8 x EP16" (training) and --to "TP8 x DP16" (inference)')
+        model = load_model(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
+        problem, summary = refit_problem(
+            model,
+            parse_spec(self.from_spec),
+            parse_spec(self.to_spec),
+            from_convention=self.from_convention,
+            to_convention=self.to_convention or "vllm",
+        )
+        facts = [
+            *((f"source {k}", v) for k, v in summary.source.items()),
+            *((f"destination {k}", v) for k, v in summary.target.items()),
+        ]
+        shrunk = f", scaled down {summary.scale} times" if summary.scale > 1 else ""
+        return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", tuple(facts), problem)
+
+    def _of_tensor(self, shape: str) -> Request:
+        problem = tensor_problem(
+            shape,
+            self.dtype or "bf16",
+            self.from_mesh,
+            self.from_placements,
+            self.to_mesh,
+            self.to_placements,
+            from_ranks=self.from_ranks,
+            to_ranks=self.to_ranks,
+        )
+        title = f"tensor {shape}: {self.from_mesh} {self.from_placements} -> {self.to_mesh} {self.to_placements}"
+        return Request(title, (), problem)
+
+    def _of_files(self) -> Request:
+        if self.from_json is None or self.to_json is None:
+            raise InputError("layouts of your own come in two files: --from-json SOURCE and --to-json DESTINATION")
+        source, target = load_layout(self.from_json), load_layout(self.to_json)
+        if source.aliases and target.aliases:
+            raise InputError(
+                f"{self.from_json} and {self.to_json} name aliases: a plan can't yet use bytes that already lie in place; "
+                "leave the aliases out (the bytes are then copied), or see with `check --from-json --to-json` what they save"
+            )
+        return Request(f"{self.from_json} -> {self.to_json}", (), problem_between(source, target))
+
+
+def _refuse(chosen: str, others: Mapping[str, object]) -> None:
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise InputError(
+            f"{chosen} and {given[0]} don't go together: a plan is of a model, of a bare tensor, or of two layout files"
+        )

@@ -1,0 +1,304 @@
+"""The hot loop of balancing: routes one chunk after the other by the cheapest links at that moment, and routes chunks anew.
+
+Everything here stays inside the subset of Python that Numba compiles, so that the same lines run compiled and plain with the same
+bits, and stands in one file because Numba's cache looks for changes only in the file of the function that it compiles.
+
+Terms
+  load     float64[4, n_gpus]: seconds that a link is busy so far, as a share of a reference time; rows NIC out, NIC in, NVLink out,
+           NVLink in. `inv` is the share that one byte adds. `up` and `inv_up` are the same for a domain's uplink into the fabric (0
+           where it can't bind).
+  price    what a chunk pays for a link: its share of it times the 16th power of the load that results. The sum of prices is the
+           growth of a high power mean of the loads, so the cheapest route is the one that keeps the busiest link low, and links far
+           below the busiest cost next to nothing.
+  has      ranks that have (or will have) the chunk, group by group: rank, the hop that brings it (-1: held), hops inside the domain.
+  hop      source, destination, the hop before it in this chunk (-1: from a holder), kind = lane + 8 where it lands in staging memory.
+
+A tree goes at most two domains deep, and at most two hops inside a domain: that is enough for the best rate of a broadcast over peers
+(Mutualcast, Li, Chou and Zhang, 2005: mixes of stars and two-hop trees reach the bound), and keeps latency short.
+"""
+
+from typing import Any
+
+INJECT, RELAY, HAND_OVER, LOCAL = 0, 1, 2, 3  # the numbers of plans.Lane
+STAGED = 8
+MOST_DEPTH = 2
+# What a rank that must stage pays more than its links cost: with the 16th power, staging begins where it saves 4 % of a link's load.
+STAGING_FACTOR = 2.0
+# What a deeper feeder inside a domain pays more, each level: it decides between links that are within 0.3 % of each other.
+DEPTH_FACTOR = 0.05
+# What a relay pays more than a holder, and the price of an idle link. Together they keep relays out until a holder's link is above
+# some 90 % of the bound: what needs no relay waits for nobody.
+RELAY_FACTOR = 1.0
+IDLE_PRICE = 0.2
+
+HUGE = 1e300  # above any price
+
+Array = Any  # a NumPy array, of the type and shape that `balance` makes
+
+
+def price(load: float, share: float) -> float:
+    """The price of adding `share` to a link."""
+    x = load + share
+    x *= x
+    x *= x
+    x *= x
+    x *= x
+    return share * (IDLE_PRICE + x)
+
+
+def feeder(load: Array, inv: Array, n_bytes: float, has_rank: Array, has_depth: Array, first: int, count: int) -> int:
+    """Where in `has` the rank stands that hands over most cheaply inside its domain."""
+    best, best_price = first, HUGE
+    for i in range(first, first + count):
+        if has_depth[i] >= MOST_DEPTH:
+            continue
+        rank = has_rank[i]
+        cost = price(load[2, rank], n_bytes * inv[2, rank]) * (1.0 + DEPTH_FACTOR * has_depth[i])
+        if cost < best_price:
+            best, best_price = i, cost
+    return best
+
+
+def add_load(load: Array, inv: Array, up: Array, inv_up: Array, domain: Array, src: int, dst: int, kind: int, n_bytes: float) -> None:
+    """Put the bytes (negative: take them back) of one hop onto its links."""
+    lane = kind % STAGED
+    if lane == HAND_OVER:
+        load[2, src] += n_bytes * inv[2, src]
+        load[3, dst] += n_bytes * inv[3, dst]
+    elif lane != LOCAL:
+        load[0, src] += n_bytes * inv[0, src]
+        load[1, dst] += n_bytes * inv[1, dst]
+        up[domain[src]] += n_bytes * inv_up[domain[src]]
+
+
+def exit_of(
+    load: Array, inv: Array, up: Array, inv_up: Array, members: Array, first_member: int, last_member: int, n_bytes: float,
+    has_rank: Array, has_depth: Array, first: int, count: int, home: int, staging: int, of_domain: int,
+) -> tuple[float, int]:
+    """The cheapest way out of a group: its price, and the place in `has`, or -1 - rank for a rank that would stage."""  # fmt: skip
+    best, best_price = first, HUGE
+    for i in range(first, first + count):
+        rank = has_rank[i]
+        cost = price(load[0, rank], n_bytes * inv[0, rank])
+        if cost < best_price:
+            best, best_price = i, cost
+    if staging:
+        at = feeder(load, inv, n_bytes, has_rank, has_depth, first, count)
+        hand = price(load[2, has_rank[at]], n_bytes * inv[2, has_rank[at]])
+        for k in range(first_member, last_member):
+            rank = members[k]
+            cost = STAGING_FACTOR * (
+                price(load[0, rank], n_bytes * inv[0, rank]) + price(load[3, rank], n_bytes * inv[3, rank]) + hand
+            )
+            if cost < best_price:
+                known = False
+                for i in range(first, first + count):
+                    if has_rank[i] == rank:
+                        known = True
+                if not known:
+                    best, best_price = -1 - rank, cost
+    return best_price + price(up[of_domain], n_bytes * inv_up[of_domain]), best
+
+
+def entry_of(
+    load: Array, inv: Array, members: Array, first_member: int, last_member: int, needers: Array, first: int, last: int, n_bytes: float,
+    staging: int,
+) -> int:
+    """The rank of an away group at which the chunk enters most cheaply; -1 - rank for one that would stage."""  # fmt: skip
+    n = last - first
+    cheapest = HUGE
+    for k in range(first, last):
+        cheapest = min(cheapest, price(load[2, needers[k]], n_bytes * inv[2, needers[k]]))
+    best, best_price = needers[first], HUGE
+    for k in range(first, last):
+        rank = needers[k]
+        cost = price(load[1, rank], n_bytes * inv[1, rank])
+        if n > 1:
+            own = price(load[2, rank], n_bytes * inv[2, rank])
+            cost += own + (n - 2) * min(own, cheapest) - price(load[3, rank], n_bytes * inv[3, rank])
+        if cost < best_price:
+            best, best_price = rank, cost
+    if staging:
+        for k in range(first_member, last_member):
+            rank = members[k]
+            own = price(load[2, rank], n_bytes * inv[2, rank])
+            cost = STAGING_FACTOR * (price(load[1, rank], n_bytes * inv[1, rank]) + own) + (n - 1) * min(own, cheapest)
+            if cost < best_price:
+                known = False
+                for i in range(first, last):
+                    if needers[i] == rank:
+                        known = True
+                if not known:
+                    best, best_price = -1 - rank, cost
+    return best
+
+
+def route(
+    pattern: int, n_bytes: float, at: int, load: Array, inv: Array, up: Array, inv_up: Array, domain: Array, member_ptr: Array,
+    members: Array, local_ptr: Array, local: Array, group_ptr: Array, group_domain: Array, group_home: Array, holder_ptr: Array,
+    holders: Array, needer_ptr: Array, needers: Array, staging: int, hop_src: Array, hop_dst: Array, hop_parent: Array,
+    hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array, has_first: Array, has_count: Array, reach: Array,
+    out_price: Array, out_at: Array,
+) -> int:
+    """Route one chunk of a pattern: write its hops from `at` on, add its loads, return how many hops there are."""  # fmt: skip
+    n = 0
+    for k in range(local_ptr[pattern], local_ptr[pattern + 1]):
+        hop_src[at + n], hop_dst[at + n], hop_parent[at + n], hop_kind[at + n] = local[k], local[k], -1, LOCAL
+        n += 1
+    g0, g1 = group_ptr[pattern], group_ptr[pattern + 1]
+    free = 0
+    n_left = 0
+    for g in range(g0, g1):
+        j = g - g0
+        has_first[j], has_count[j], reach[j], out_price[j] = free, 0, -1, -1.0
+        room = (holder_ptr[g + 1] - holder_ptr[g]) + (needer_ptr[g + 1] - needer_ptr[g])
+        free += room + (g1 - g0) + 1  # every domain served can add one rank that stages
+        if group_home[g]:
+            reach[j] = 0
+            for k in range(holder_ptr[g], holder_ptr[g + 1]):
+                i = has_first[j] + has_count[j]
+                has_rank[i], has_hop[i], has_depth[i] = holders[k], -1, 0
+                has_count[j] += 1
+        else:
+            n_left += 1
+    for g in range(g0, g1):
+        if group_home[g]:
+            n = feed(
+                g, g - g0, at, n, n_bytes, load, inv, needer_ptr, needers, -1, hop_src, hop_dst, hop_parent, hop_kind, has_rank, has_hop,
+                has_depth, has_first, has_count,
+            )  # fmt: skip
+    turn = 0
+    while n_left:
+        target, least = -1, HUGE
+        for g in range(g0, g1):
+            j = g - g0
+            if reach[j] >= 0:
+                continue
+            if turn > 0:
+                target = j
+                break
+            own = HUGE  # the first domain to get it relays it: take the one whose NICs are the freest
+            for k in range(needer_ptr[g], needer_ptr[g + 1]):
+                own = min(own, price(load[0, needers[k]], n_bytes * inv[0, needers[k]]))
+            own += price(up[group_domain[g]], n_bytes * inv_up[group_domain[g]])
+            if own < least:
+                target, least = j, own
+        turn += 1
+        sender, cheapest = -1, HUGE
+        for g in range(g0, g1):
+            j = g - g0
+            if reach[j] < 0 or reach[j] >= MOST_DEPTH:
+                continue
+            if out_price[j] < 0.0:
+                d = group_domain[g]
+                out_price[j], out_at[j] = exit_of(
+                    load, inv, up, inv_up, members, member_ptr[d], member_ptr[d + 1], n_bytes, has_rank, has_depth, has_first[j],
+                    has_count[j], group_home[g], staging, d,
+                )  # fmt: skip
+            cost = out_price[j] * (1.0 + RELAY_FACTOR * reach[j])
+            if cost < cheapest:
+                sender, cheapest = j, cost
+        out = out_at[sender]
+        if out < 0:  # hand over to a rank that stages, which sends
+            by = feeder(load, inv, n_bytes, has_rank, has_depth, has_first[sender], has_count[sender])
+            rank = -1 - out
+            hop_src[at + n], hop_dst[at + n], hop_parent[at + n] = has_rank[by], rank, has_hop[by]
+            hop_kind[at + n] = HAND_OVER + STAGED
+            add_load(load, inv, up, inv_up, domain, has_rank[by], rank, HAND_OVER, n_bytes)
+            out = has_first[sender] + has_count[sender]
+            has_rank[out], has_hop[out], has_depth[out] = rank, n, has_depth[by] + 1
+            has_count[sender] += 1
+            n += 1
+        src = has_rank[out]
+        g = g0 + target
+        d = group_domain[g]
+        entry = entry_of(
+            load, inv, members, member_ptr[d], member_ptr[d + 1], needers, needer_ptr[g], needer_ptr[g + 1], n_bytes, staging
+        )
+        kind = INJECT if has_hop[out] < 0 else RELAY
+        skip = entry
+        if entry < 0:
+            entry, skip = -1 - entry, -1
+            kind += STAGED
+        hop_src[at + n], hop_dst[at + n], hop_parent[at + n], hop_kind[at + n] = src, entry, has_hop[out], kind
+        add_load(load, inv, up, inv_up, domain, src, entry, kind, n_bytes)
+        i = has_first[target]
+        has_rank[i], has_hop[i], has_depth[i] = entry, n, 0
+        has_count[target] = 1
+        reach[target] = reach[sender] + 1
+        n += 1
+        n = feed(
+            g, target, at, n, n_bytes, load, inv, needer_ptr, needers, skip, hop_src, hop_dst, hop_parent, hop_kind, has_rank, has_hop,
+            has_depth, has_first, has_count,
+        )  # fmt: skip
+        out_price[sender] = -1.0
+        n_left -= 1
+    return n
+
+
+def feed(
+    g: int, j: int, at: int, n: int, n_bytes: float, load: Array, inv: Array, needer_ptr: Array, needers: Array, skip: int,
+    hop_src: Array, hop_dst: Array, hop_parent: Array, hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array,
+    has_first: Array, has_count: Array,
+) -> int:
+    """Hand the chunk over to every needer of a group but `skip`, each from the cheapest rank that has it; the hops so far."""  # fmt: skip
+    for k in range(needer_ptr[g], needer_ptr[g + 1]):
+        rank = needers[k]
+        if rank == skip:
+            continue
+        by = feeder(load, inv, n_bytes, has_rank, has_depth, has_first[j], has_count[j])
+        src = has_rank[by]
+        hop_src[at + n], hop_dst[at + n], hop_parent[at + n], hop_kind[at + n] = src, rank, has_hop[by], HAND_OVER
+        load[2, src] += n_bytes * inv[2, src]
+        load[3, rank] += n_bytes * inv[3, rank]
+        i = has_first[j] + has_count[j]
+        has_rank[i], has_hop[i], has_depth[i] = rank, n, has_depth[by] + 1
+        has_count[j] += 1
+        n += 1
+    return n
+
+
+def busiest(load: Array, up: Array) -> float:
+    """The highest load of any link."""
+    most = 0.0
+    for row in range(4):
+        for i in range(load.shape[1]):
+            most = max(most, load[row, i])
+    for i in range(len(up)):
+        most = max(most, up[i])
+    return most
+
+
+def sweep(
+    order: Array, above: float, pattern: Array, n_bytes: Array, first_hop: Array, n_hops: Array, load: Array, inv: Array, up: Array,
+    inv_up: Array, domain: Array, member_ptr: Array, members: Array, local_ptr: Array, local: Array, group_ptr: Array,
+    group_domain: Array, group_home: Array, holder_ptr: Array, holders: Array, needer_ptr: Array, needers: Array, staging: int,
+    hop_src: Array, hop_dst: Array, hop_parent: Array, hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array,
+    has_first: Array, has_count: Array, reach: Array, out_price: Array, out_at: Array,
+) -> int:
+    """Route the chunks in `order`; one that has hops is routed anew if a link above the load `above` carries it. How many were."""  # fmt: skip
+    n_routed = 0
+    for c in order:
+        at = first_hop[c]
+        if n_hops[c] > 0:
+            touches = False
+            for h in range(at, at + n_hops[c]):
+                lane = hop_kind[h] % STAGED
+                if lane == HAND_OVER:
+                    touches = touches or load[2, hop_src[h]] > above or load[3, hop_dst[h]] > above
+                elif lane != LOCAL:
+                    touches = touches or load[0, hop_src[h]] > above or load[1, hop_dst[h]] > above or up[domain[hop_src[h]]] > above
+            if not touches:
+                continue
+            for h in range(at, at + n_hops[c]):
+                add_load(load, inv, up, inv_up, domain, hop_src[h], hop_dst[h], hop_kind[h], -n_bytes[c])
+        n_hops[c] = route(
+            pattern[c], n_bytes[c], at, load, inv, up, inv_up, domain, member_ptr, members, local_ptr, local, group_ptr, group_domain,
+            group_home, holder_ptr, holders, needer_ptr, needers, staging, hop_src, hop_dst, hop_parent, hop_kind, has_rank, has_hop,
+            has_depth, has_first, has_count, reach, out_price, out_at,
+        )  # fmt: skip
+        n_routed += 1
+    return n_routed
+
+
+FUNCTIONS = ("price", "feeder", "add_load", "exit_of", "entry_of", "feed", "route", "busiest", "sweep")

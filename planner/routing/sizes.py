@@ -1,0 +1,36 @@
+"""How large messages and pieces are: from the latency of a hop, and from what the busiest rank takes in."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardroute.planner.layouts.overlaps import Pieces, split_large
+from shardroute.planner.problems import Problem
+
+# A message should be large against the latency of a hop (64 MiB at 50 GB/s take 1.3 ms, a hop some 20 us), and small against all
+# that a rank takes in, so that the relays of a chain of domains overlap.
+LARGEST_MESSAGE_BYTES = 64 * 2**20
+SMALLEST_MESSAGE_BYTES = 2**20
+MESSAGES_INTO_BUSIEST_RANK = 64
+# Below this a piece is latency alone (64 KiB at 50 GB/s take 1.3 us), so cutting it finer balances nothing.
+SMALLEST_PIECE_BYTES = 64 * 2**10
+
+
+def bytes_into_busiest_rank(problem: Problem, pieces: Sequence[Pieces]) -> int:
+    """The most bytes that any rank needs."""
+    into = np.zeros(problem.n_ranks, dtype=np.int64)
+    for cls, of_class in zip(problem.classes, pieces, strict=True):
+        by_pattern = np.bincount(of_class.pattern, weights=of_class.n_elements, minlength=len(of_class.needers))
+        for needers, n_elements in zip(of_class.needers, by_pattern.tolist(), strict=True):
+            into[needers] += int(n_elements) * cls.itemsize * len(cls.members)
+    return int(into.max(initial=0))
+
+
+def message_bytes_for(into_busiest: int) -> int:
+    """The message size that suits a problem whose busiest rank takes in so many bytes, from the constants above."""
+    return int(np.clip(into_busiest // MESSAGES_INTO_BUSIEST_RANK, SMALLEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES))
+
+
+def split_all(problem: Problem, pieces: Sequence[Pieces], most_bytes: int) -> list[Pieces]:
+    """The pieces of each class with every one above `most_bytes` cut along its leading dims."""
+    return [split_large(p, max(1, most_bytes // cls.itemsize)) for p, cls in zip(pieces, problem.classes, strict=True)]
