@@ -9,12 +9,13 @@ from shardroute.executors.measure import calibrate_here
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, run_plan
 from shardroute.planner.cli import app
 from shardroute.planner.cli.inspect import PlanArgument
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import main
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.timelines import save_timeline
 from shardroute.topologies.calibrations import calibration_to_dict, save_calibration
 from shardroute.topologies.errors import InputError, RunError
+from shardroute.topologies.figures import Figure
 from shardroute.topologies.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["main"]
@@ -62,16 +63,14 @@ def _run_record(result: RunResult, digest: str) -> dict[str, object]:
 def run_facts(result: RunResult) -> list[tuple[str, str]]:
     """The lines that describe a run to a person."""
     rate = f" ({format_bandwidth(result.n_bytes_copied / result.measured_s)})" if result.measured_s > 0 else ""
-    wrong = result.verified.mismatches
+    wrong, n_runs = result.verified.mismatches, len(result.trials_s)
     return [
-        (
-            "measured",
-            format_seconds(result.measured_s) + (f", median of {len(result.trials_s)}" if len(result.trials_s) > 1 else ""),
-        ),
+        ("measured", format_seconds(result.measured_s) + (f", median of {n_runs} runs" if n_runs > 1 else "")),
         ("copied", format_bytes(result.n_bytes_copied) + rate),
         (
             "verified",
-            f"{format_bytes(result.verified.bytes)} of destination, " + ("all right" if wrong == 0 else f"{wrong} WRONG"),
+            f"{format_bytes(result.verified.bytes)} of destination{f' in each of {n_runs} runs' if n_runs > 1 else ''}, "
+            + ("all right" if wrong == 0 else f"{wrong} bytes WRONG"),
         ),
         (
             "memory",
@@ -98,12 +97,20 @@ def calibrate_command(
     if json:
         print_json(calibration_to_dict(calibration))
         return
-    print_table(["cost", "value", "how"], [[f.key, f.text, f.source] for f in calibration.figures], title=calibration.library)
+    print_facts(f"Costs of {calibration.library} here", [(f.key, _value_text(f)) for f in calibration.figures])
+    print_facts(calibration.figures[0].source, [])
+
+
+def _value_text(figure: Figure) -> str:
+    """A measured figure for people; the file keeps the exact one."""
+    if figure.key.startswith("step."):
+        return format_seconds(figure.value)
+    return format_bandwidth(figure.value) if figure.key == "cpu.copy_bandwidth" else figure.text
 
 
 @app.command("demo", rich_help_panel="Start here")
 def demo_command(json: JsonFlag = False) -> None:
-    """The main job on a real model: Qwen3-235B from training to inference layout on DGX H100, planned, predicted, and run small."""
+    """The main job on a real model: Qwen3-235B from training to inference on DGX H100, planned, predicted, and run small."""
     figures = run_demo(quiet=json)
     if json:
         print_json(figures)

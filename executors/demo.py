@@ -12,11 +12,11 @@ from shardroute.planner.check import Proof, check
 from shardroute.planner.cli.output import print_facts, print_table, progress, stdout
 from shardroute.planner.cli.plan import Planned, plan_and_predict
 from shardroute.planner.cli.predict import print_comparison
-from shardroute.planner.cli.texts import ratio_text
 from shardroute.planner.compare import Comparison, compare
 from shardroute.planner.layouts import load_model, parse_spec
 from shardroute.planner.refits import RefitSummary, refit_problem
-from shardroute.planner.routing.strategies import STRATEGIES
+from shardroute.planner.routing.sizes import LARGEST_MESSAGE_BYTES
+from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import default_calibration
 from shardroute.topologies.errors import RunError
@@ -44,22 +44,18 @@ def run_demo(*, quiet: bool) -> dict[str, object]:
 
     Returns the figures. Raises RunError when a destination byte is wrong.
     """
-    console = stdout()
     if not quiet:
-        console.print(f"1. {MODEL} from {FROM} (training) to {TO} (inference) on {MACHINE}\n", style="bold", markup=False)
+        _title(f"1. {MODEL} from {FROM} to {TO} on {MACHINE}")
     summary, planned = _plan_all()
+    best = planned[0]
     with progress("checking"):
-        proof = check(planned[0].plan)
+        proof = check(best.plan)
     if not quiet:
         _tell_planned(summary, planned, proof)
-        console.print(
-            f"\n2. The same plan for the model scaled down {SCALE} times, run by {planned[0].plan.problem.n_ranks} processes here\n",
-            style="bold",
-            markup=False,
-        )
-    small = _run_small(planned[0].report.strategy)
+        _title(f"\n2. The same plan for the model shrunk {SCALE} times, run by {best.plan.problem.n_ranks} processes here")
+    small = _run_small(best.report.strategy)
     if not quiet:
-        print_comparison(small.comparison)
+        _tell_small(best, small)
     return {
         "model": MODEL,
         "n_parameters": summary.n_parameters,
@@ -73,39 +69,43 @@ def run_demo(*, quiet: bool) -> dict[str, object]:
     }
 
 
+def _title(text: str) -> None:
+    stdout().print(text, style="bold", markup=False)
+
+
 def _plan_all() -> tuple[RefitSummary, list[Planned]]:
     """The refit's summary, and its plans by every strategy, fastest first."""
     problem, summary = refit_problem(load_model(MODEL), parse_spec(FROM), parse_spec(TO))
     topology = build_topology(load_machine(MACHINE), None, problem.n_ranks)
     planned = [plan_and_predict(problem, topology, default_calibration(MACHINE), strategy) for strategy in STRATEGIES]
-    return summary, sorted(planned, key=lambda p: (p.report.predicted_s, p.report.strategy))
+    return summary, sorted(planned, key=lambda p: (p.report.predicted_s or 0.0, p.report.strategy))
 
 
 def _tell_planned(summary: RefitSummary, planned: Sequence[Planned], proof: Proof) -> None:
     best = planned[0].report
     print_facts(
-        "Weights",
+        "",
         [
             ("parameters", f"{summary.n_parameters:,} ({format_bytes(best.n_tensor_bytes)})"),
-            ("training", f"{summary.source['ranks']}; layers {summary.source['layers per stage'].split(' ')[0]}"),
-            ("inference", summary.target["ranks"]),
+            ("training", f"{FROM} (Megatron-Core): {best.n_src_gpus} GPUs"),
+            ("inference", f"{TO} (vLLM): {best.n_dst_gpus} GPUs"),
         ],
     )
     print_table(
-        ["strategy", "predicted", "", "across domains", "steps", "planned in"],
+        ["strategy", "predicted", "x bound", "across domains", "steps", "planned in"],
         [
             [
                 p.report.strategy,
-                format_seconds(p.report.predicted_s),
-                ratio_text(p.report.ratio_to_bound),
+                format_seconds(p.report.predicted_s or 0.0),
+                f"{p.report.ratio_to_bound or 0.0:.2f}",
                 format_bytes(p.report.n_bytes_cross_domain),
                 f"{p.report.n_steps:,}",
                 format_seconds(p.report.plan_s or 0.0),
             ]
             for p in planned
         ],
-        right=["predicted", "across domains", "steps", "planned in"],
-        title="\nHow they best move",
+        right=["predicted", "x bound", "across domains", "steps", "planned in"],
+        title="\nHow the weights best move",
     )
     print_facts(
         f"\nBest: {best.strategy}",
@@ -118,9 +118,10 @@ def _tell_planned(summary: RefitSummary, planned: Sequence[Planned], proof: Proo
 
 
 def _run_small(strategy: str) -> Small:
+    """Plan, predict for this machine, and run. Messages shrink as the matrices do, so that the plan keeps its steps."""
     problem, _ = refit_problem(load_model(MODEL, SCALE), parse_spec(FROM), parse_spec(TO))
     topology = build_topology(load_machine(MACHINE), None, problem.n_ranks)
-    plan = plan_and_predict(problem, topology, default_calibration(MACHINE), strategy).plan
+    plan = make_plan(problem, topology, strategy, LARGEST_MESSAGE_BYTES // SCALE)
     with progress("measuring what a copy costs here"):
         calibration = calibrate_here()
     prediction = predict(plan, calibration, build_topology(load_machine("cpu-processes"), problem.n_ranks))
@@ -129,3 +130,16 @@ def _run_small(strategy: str) -> Small:
     if result.mismatches:
         raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in result.mismatches[:4]))
     return Small(len(plan.steps), result, compare(prediction.timeline, result.timeline))
+
+
+def _tell_small(best: Planned, small: Small) -> None:
+    print_facts(
+        "",
+        [
+            ("steps", f"{small.n_steps:,} ({best.report.n_steps:,} above)"),
+            ("verified", f"{format_bytes(small.result.verified.bytes)} of destination in each of {REPEATS} runs, bit for bit"),
+        ],
+    )
+    stdout().print()
+    print_comparison(small.comparison)
+    print_facts("\nTo use it yourself: . .venv/bin/activate; shardroute --help", [])

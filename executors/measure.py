@@ -35,6 +35,8 @@ _N_SINGLE, _N_MANY, _N_LARGE = 2000, 16, 24
 _PIECES_OF_MANY = 500
 # Pieces are bf16 boxes that take half of each row, like a weight split by columns: (rows, columns), of 128 B, 4 KiB and 2 MiB.
 _TINY, _SMALL, _LARGE = (4, 16), (8, 256), (2048, 512)
+# Turns of each pair of ranks that play ping-pong.
+_N_TURNS = 400
 # What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
 _TOGETHER_BYTES = 256 * 2**20
 
@@ -57,10 +59,13 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
     load = os.getloadavg()[0]
     launch_s, piece_s, copy_Bps = _alone(timeout_s)
     cores = _together(launch_s, piece_s, copy_Bps, timeout_s)
+    wait_s = _ping_pong(launch_s + piece_s, cores, timeout_s)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
     source = f"measured on {today} on {where} by running plans, see executors/measure.py"
-    values = {"step.launch": launch_s, "step.piece": piece_s, "cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
+    values = {
+        "step.launch": launch_s, "step.piece": piece_s, "step.wait": wait_s, "cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps,
+    }  # fmt: skip
     figures = [calibration_figure(key, float(f"{value:.3g}"), source) for key, value in values.items()]
     return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
 
@@ -86,7 +91,7 @@ def _alone(timeout_s: float) -> tuple[float, float, float]:
 
 def _together(launch_s: float, piece_s: float, copy_Bps: float, timeout_s: float) -> float:
     """cores, from a ring of ranks that all copy to the next at the same time."""
-    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_cpus = _n_cpus()
     n_ranks = 2 * n_cpus
     n_each = max(1, _TOGETHER_BYTES // n_ranks // (_LARGE[0] * _LARGE[1] * 2))
     ring = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
@@ -97,6 +102,26 @@ def _together(launch_s: float, piece_s: float, copy_Bps: float, timeout_s: float
     measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
     work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(plan.step_bytes.sum()) / copy_Bps
     return min(work_s / measured_s, float(n_cpus))
+
+
+def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
+    """wait_s, from pairs of ranks that send each other tiny pieces in turn; step_s is what a step costs otherwise."""
+    n_pairs = 4 * _n_cpus()
+    there = [(2 * i, 2 * i + 1) for i in range(n_pairs)]
+    back = [(b, a) for a, b in there]
+    rows = _rows("ping", there + back, _N_TURNS // 2, _TINY)
+    # The pieces lie pair by pair; the steps go turn by turn, each after the pair's turn before it.
+    player, turn = np.meshgrid(np.arange(n_pairs), np.arange(_N_TURNS))
+    order = ((turn % 2) * n_pairs + player) * (_N_TURNS // 2) + turn // 2
+    after = np.where(turn > 0, np.arange(order.size).reshape(order.shape) - n_pairs, -1).ravel()
+    pairs = [pair for pair in there + back for _ in range(_N_TURNS // 2)]
+    plan = _copies([rows], [1] * order.size, pairs, order.ravel(), after)
+    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
+    return max(0.0, measured_s * cores / len(plan.steps) - step_s)
+
+
+def _n_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rows(name: str, pairs: Sequence[tuple[int, int]], n_pieces: int, piece: tuple[int, int]) -> _Rows:
@@ -115,22 +140,43 @@ def _boxes(first_row: Ints, n_rows: int, n_columns: int) -> tuple[Ints, Ints]:
     return lo, lo + np.array([n_rows, n_columns])
 
 
-def _copies(rows: Sequence[_Rows], n_pieces: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Plan:
-    """The plan that copies all pieces in order: step i takes the next n_pieces[i] from rank pairs[i][0] to rank pairs[i][1]."""
+def _copies(
+    rows: Sequence[_Rows],
+    n_pieces: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    order: Ints | None = None,
+    after: Ints | None = None,
+) -> Plan:
+    """The plan that copies all pieces: bundle i takes the next n_pieces[i] from rank pairs[i][0] to rank pairs[i][1].
+
+    Steps carry the bundles in turn, or in `order`; `after` is for each step the one that it waits for, -1 for none.
+    """
     names = tuple((r.tensor.name,) for r in rows)
     source, target = Layout(tuple(r.source for r in rows), names), Layout(tuple(r.target for r in rows), names)
     n, n_ranks = len(n_pieces), int(max(max(pair) for pair in pairs)) + 1
+    order = np.arange(n) if order is None else order
+    after = np.full(n, -1) if after is None else after
     counts = [len(r.boxes.lo) for r in rows]
     bundles = Bundles(
-        np.cumsum([0, *n_pieces]), np.repeat(np.arange(len(rows)), counts), np.concatenate([np.arange(c) for c in counts]),
+        np.cumsum([0, *n_pieces]),
+        np.repeat(np.arange(len(rows)), counts).astype(np.int32),
+        np.concatenate([np.arange(c) for c in counts]).astype(np.int32),
         np.full(sum(counts), -1),
-    )  # fmt: skip
+    )
+    ends = np.array(pairs, dtype=np.int32)[order]
     steps = Steps(
-        op=np.full(n, Op.COPY), lane=np.full(n, Lane.INJECT), backend=np.full(n, Backend.PROCESSES),
-        bundle=np.arange(n, dtype=np.int32),
-        src=np.array([a for a, _ in pairs]), dst=np.array([b for _, b in pairs]), group=np.full(n, -1),
-        src_at=np.full(n, SOURCE), dst_at=np.full(n, TARGET), after_ptr=np.zeros(n + 1, np.int64), after=np.zeros(0, np.int64),
-    )  # fmt: skip
+        op=np.full(n, Op.COPY, dtype=np.uint8),
+        lane=np.full(n, Lane.INJECT, dtype=np.uint8),
+        backend=np.full(n, Backend.PROCESSES, dtype=np.uint8),
+        bundle=order.astype(np.int32),
+        src=ends[:, 0],
+        dst=ends[:, 1],
+        group=np.full(n, -1, dtype=np.int32),
+        src_at=np.full(n, SOURCE, dtype=np.int16),
+        dst_at=np.full(n, TARGET, dtype=np.int16),
+        after_ptr=np.concatenate([[0], np.cumsum(after >= 0)]),
+        after=after[after >= 0].astype(np.int32),
+    )
     return Plan(
         strategy="measure", topology=build_topology(load_machine(MACHINE), min_gpus=n_ranks),
         problem=Problem(tuple(r.tensor for r in rows), source, target, n_ranks), boxes=tuple(r.boxes for r in rows),

@@ -50,7 +50,7 @@ class Mismatch:
 class RunResult:
     """What a run showed. Every trial ran the whole plan on freshly cleared destinations and was verified.
 
-    timeline       of the median trial, with the sum of what all trials verified
+    timeline       of the median trial; `verified` has the destination bytes of one trial and the wrong ones of all
     trials_s       seconds of each trial, from the release of the ranks to the end of the last step
     mismatches     at most one wrong element and one changed byte a rank and trial
     n_bytes_copied bytes written by block copies in one trial (a relayed byte counts at every hop)
@@ -72,7 +72,7 @@ class RunResult:
 
     @property
     def verified(self) -> Verified:
-        """Destination bytes compared over all trials, and how many bytes were wrong."""
+        """Destination bytes compared in each trial, and how many bytes were wrong in all of them."""
         assert self.timeline.verified is not None
         return self.timeline.verified
 
@@ -105,7 +105,8 @@ def _result(plan: Plan, programs: Programs, buffers: Buffers, transport: str, tr
     seconds = tuple(float(end.max(initial=0.0)) for _, end in spans)
     median = sorted(range(len(trials)), key=lambda k: seconds[k])[(len(trials) - 1) // 2]
     findings = [finding for trial in trials for finding in trial.findings]
-    verified = Verified(sum(f.n_bytes for f in findings), sum(f.n_wrong + f.n_stray for f in findings))
+    compared = sum(finding.n_bytes for finding in trials[0].findings)
+    verified = Verified(compared, sum(f.n_wrong + f.n_stray for f in findings))
     slots = buffers.part == Part.SLOT
     staging = np.bincount(buffers.rank[slots], weights=buffers.n_bytes[slots], minlength=plan.problem.n_ranks).astype(np.int64)
     timeline = Timeline("measured", plan.digest, f"transport {transport} ({machine_text()})", *spans[median], verified)

@@ -278,7 +278,7 @@ def _check_slots(plan: Plan) -> None:
 
 
 def _known_done(plan: Plan, after: set[int], uses: list[int]) -> bool:
-    """Whether steps that wait for `after` wait for all `uses`: straight, or by a step of `after` that waits for them (a credit)."""
+    """Whether a step that waits for `after` waits for all `uses`: straight, or by a step of `after` that does (a credit)."""
     steps = plan.steps
     left = [use for use in uses if use not in after]
     if not left:

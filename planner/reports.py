@@ -60,7 +60,7 @@ class PlanReport(msgspec.Struct, frozen=True):
     least_bytes_cross_domain: int
     lower_bound_s: float
     bound: str
-    predicted_s: float
+    predicted_s: float | None
     ratio_to_bound: float | None
     busiest: Busiest | None
     n_src_gpus: int
@@ -80,17 +80,21 @@ def bounds_of(plan: Plan, calibration: Calibration) -> list[Cut]:
     return cuts(needs_of(plan), plan.topology, calibration)
 
 
-def report(plan: Plan, prediction: Prediction, calibration: Calibration, plan_s: float | None = None) -> PlanReport:
-    """The plan in numbers, on its own topology. `plan_s` is how long planning took, when that was measured."""
+def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, plan_s: float | None = None) -> PlanReport:
+    """The plan in numbers, on its own topology; without a prediction, what rests on one is None.
+
+    `plan_s` is how long planning took, when that was measured.
+    """
     needs = needs_of(plan)
     bounds = cuts(needs, plan.topology, calibration)
     bound_s = bounds[0].seconds if bounds else 0.0
-    first = prediction.resources[0] if prediction.resources else None
+    predicted_s = None if prediction is None else prediction.predicted_s
+    first = prediction.resources[0] if prediction is not None and prediction.resources else None
     found = traffic(plan)
     return PlanReport(
         strategy=plan.strategy,
         machine=f"{plan.topology.machine.name} x {plan.topology.n_units}",
-        calibration=f"{calibration.machine}: {calibration.library} ({calibration.measured})",
+        calibration=calibration_text(plan, calibration),
         n_tensors=len(plan.problem.tensors),
         n_tensor_bytes=plan.problem.n_bytes,
         n_steps=len(plan.steps),
@@ -99,8 +103,8 @@ def report(plan: Plan, prediction: Prediction, calibration: Calibration, plan_s:
         least_bytes_cross_domain=needs.n_bytes_cross_domain,
         lower_bound_s=bound_s,
         bound=bounds[0].name if bounds else "nothing has to move",
-        predicted_s=prediction.predicted_s,
-        ratio_to_bound=prediction.predicted_s / bound_s if bound_s else None,
+        predicted_s=predicted_s,
+        ratio_to_bound=predicted_s / bound_s if bound_s and predicted_s is not None else None,
         busiest=Busiest(first.name, first.n_bytes, first.busy_s) if first else None,
         n_src_gpus=len(plan.problem.source.ranks),
         n_dst_gpus=len(plan.problem.target.ranks),
@@ -108,3 +112,10 @@ def report(plan: Plan, prediction: Prediction, calibration: Calibration, plan_s:
         digest=plan.digest,
         plan_s=plan_s,
     )
+
+
+def calibration_text(plan: Plan, calibration: Calibration) -> str:
+    """Where the costs come from, and whether that is another machine than the plan's."""
+    own = plan.topology.machine.name
+    foreign = "" if calibration.machine == own else f", which is not {own}"
+    return f"{calibration.library} on {calibration.machine}{foreign} (`shardroute machines show {calibration.machine}`)"

@@ -6,16 +6,50 @@ import shardroute.planner
 
 def test_the_planner_offers_these_names() -> None:
     assert sorted(shardroute.planner.__all__) == [
-        "STRATEGIES", "Comparison", "Fragments", "Layout", "Mesh", "Plan", "PlanReport", "Prediction", "Problem", "Proof",
-        "RefitSummary", "Replicate", "Shard", "Tensor", "Timeline", "check", "compare", "load_model", "load_plan", "load_timeline",
-        "make_plan", "model_names", "one_tensor", "overlap", "parse_spec", "place", "predict", "refit_problem", "report",
-        "save_plan", "save_timeline",
-    ]  # fmt: skip
+        "STRATEGIES",
+        "Comparison",
+        "Fragments",
+        "Layout",
+        "Mesh",
+        "Plan",
+        "PlanReport",
+        "Prediction",
+        "Problem",
+        "Proof",
+        "RefitSummary",
+        "Replicate",
+        "Shard",
+        "Tensor",
+        "Timeline",
+        "check",
+        "compare",
+        "load_model",
+        "load_plan",
+        "load_timeline",
+        "make_plan",
+        "model_names",
+        "one_tensor",
+        "overlap",
+        "parse_spec",
+        "place",
+        "predict",
+        "refit_problem",
+        "report",
+        "save_plan",
+        "save_timeline",
+    ]
     assert all(hasattr(shardroute.planner, name) for name in shardroute.planner.__all__)
 
 
 def test_the_executors_offer_these_names() -> None:
     assert sorted(shardroute.executors.__all__) == [
-        "Mismatch", "RunResult", "Session", "TRANSPORTS", "Transport", "Trial", "calibrate_here", "run_plan",
-    ]  # fmt: skip
+        "Mismatch",
+        "RunResult",
+        "Session",
+        "TRANSPORTS",
+        "Transport",
+        "Trial",
+        "calibrate_here",
+        "run_plan",
+    ]
     assert all(hasattr(shardroute.executors, name) for name in shardroute.executors.__all__)

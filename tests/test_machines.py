@@ -226,7 +226,13 @@ def test_a_count_below_one_is_refused(text: str) -> None:
         parse_machine(text)
 
 
-@pytest.mark.parametrize("text", ["", "dgx-h100 x", "dgx-h100 x many", "dgx2", "dgx-h100 x 2.5"])
+@pytest.mark.parametrize("text", ["dgx-h100 x many", "dgx-h100 x 2.5"])
+def test_a_count_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no count; write for example 'dgx-h100 x 32'"):
+        parse_machine(text)
+
+
+@pytest.mark.parametrize("text", ["", "dgx-h100 x", "dgx2"])
 def test_a_machine_text_that_fits_nothing_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="unknown machine"):
         parse_machine(text)

@@ -1,5 +1,7 @@
 """Predictions in closed form: one copy takes launch + latency + bytes / rate; sharing, lanes, relays and collectives follow."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,20 @@ def test_cores_are_shared_by_the_ranks_that_have_work() -> None:
     work = 8 * (costs.launch_s + costs.piece_s + MB / costs.copy_Bps)
     assert found.predicted_s == pytest.approx(work / costs.cores)
     assert found.resources[0].n_bytes == 8 * MB
+
+
+def test_a_process_that_waits_for_another_pays_for_being_woken() -> None:
+    costs = replace(default_calibration("cpu-processes"), wait_s=1e-3, figures=())
+    shape = (10 * MB,)
+    problem = one_tensor(
+        shape, "u8", place(shape, Mesh.of({"x": 1}), [Replicate()]), place(shape, Mesh.of({"x": 2}, [8, 16]), [Replicate()])
+    )
+    plan = make_plan(problem, build_topology(H100, None, 17), "domain-relay", 10 * MB)
+
+    found = predict(plan, costs, build_topology(load_machine("cpu-processes"), 17))
+
+    copy_s = costs.launch_s + costs.piece_s + 10 * MB / costs.copy_Bps
+    assert found.predicted_s == pytest.approx(2 * copy_s + 1e-3)
 
 
 def test_another_machine_must_have_enough_gpus() -> None:

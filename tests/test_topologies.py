@@ -138,3 +138,21 @@ def test_a_topology_dict_that_does_not_fit_is_refused_with_the_key() -> None:
         topology_from_dict({"n_units": 2})
     with pytest.raises(InputError, match="expected a count from 1"):
         topology_from_dict({**data, "n_units": 0})
+
+
+def test_gpus_can_have_nics_of_their_own_and_keep_them_through_a_file() -> None:
+    plain = build_topology(load_machine("dgx-h100"), 2)
+
+    slow = replace(plain, own_nic_Bps=((9, 25e9), (3, 0.0)))
+
+    assert slow.nic_Bps[[3, 8, 9]].tolist() == [0.0, 50e9, 25e9]
+    assert slow != plain
+    assert topology_from_dict(json.loads(json.dumps(topology_to_dict(slow)))) == slow
+    assert pickle.loads(pickle.dumps(slow)).nic_Bps[9] == 25e9
+    assert "own_nic_Bps" not in topology_to_dict(plain)
+
+
+@pytest.mark.parametrize("own", [((16, 1e9),), ((1, 1e9), (1, 2e9)), ((0, -1.0),), ((0, float("nan")),)])
+def test_impossible_nics_are_refused(own) -> None:
+    with pytest.raises(InputError, match="dgx-h100"):
+        replace(build_topology(load_machine("dgx-h100"), 2), own_nic_Bps=own)

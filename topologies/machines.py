@@ -189,6 +189,10 @@ def parse_machine(text: str) -> tuple[Machine, int | None]:
     """
     text = text.strip()
     match = _COUNTED.fullmatch(text)
+    if match is None:
+        name, _, tail = (part.strip() for part in text.partition(" x "))
+        if tail and name in machine_names():
+            raise InputError(f"machine {text!r}: {tail!r} is no count; write for example '{name} x 32'")
     if match is None or text in machine_names():
         return load_machine(text), None
     spaced = match["gap"] != "" or match["after"] != ""

@@ -4,8 +4,9 @@ GPUs are numbered unit by unit and host by host. Columns, not formulas, are what
 topology of unlike GPUs can come later without changing them.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -22,15 +23,19 @@ _MAX_GPUS: Final = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The GPUs of n whole units of a machine; equal and hashed by machine and n_gpus, columns are read-only.
+    """The GPUs of n whole units of a machine; equal and hashed by what is given, columns are read-only.
 
     host and domain (int32) number hosts and NVLink domains from 0; nvlink_Bps and nic_Bps (float64) are bytes
     per second one way of the GPU's NVLink ports and of its NICs together. For kind CPU every process is on
     host 0 and in domain 0, and both bandwidths are 0: the calibration says what shared memory gives.
+
+    own_nic_Bps lists GPUs whose NICs are not the machine's, as (GPU, bytes per second), ascending: a slower rail, or 0 for
+    a NIC that is down. Raises InputError where it names a GPU twice or one that isn't there.
     """
 
     machine: Machine
     n_gpus: int
+    own_nic_Bps: tuple[tuple[int, float], ...] = ()
     host: npt.NDArray[np.int32] = field(init=False, repr=False, compare=False)
     domain: npt.NDArray[np.int32] = field(init=False, repr=False, compare=False)
     nvlink_Bps: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
@@ -43,6 +48,7 @@ class Topology:
                 f"topology of {machine.name}: expected 1 to {_MAX_GPUS} GPUs in whole units of "
                 f"{machine.gpus_per_unit}, found {n_gpus}"
             )
+        object.__setattr__(self, "own_nic_Bps", _own_nics(machine, n_gpus, self.own_nic_Bps))
         gpu = np.arange(n_gpus, dtype=np.int32)
         shared = machine.kind is MachineKind.CPU
         columns = {
@@ -51,13 +57,15 @@ class Topology:
             "nvlink_Bps": np.full(n_gpus, machine.nvlink_Bps),
             "nic_Bps": np.full(n_gpus, machine.gpu_nic_Bps),
         }
+        for at, nic_Bps in self.own_nic_Bps:
+            columns["nic_Bps"][at] = nic_Bps
         for name, column in columns.items():
             column.flags.writeable = False
             object.__setattr__(self, name, column)
 
-    def __reduce__(self) -> tuple[type["Topology"], tuple[Machine, int]]:
-        # Pickled arrays come back writable and make the pickle large; the columns follow from these two.
-        return Topology, (self.machine, self.n_gpus)
+    def __reduce__(self) -> tuple[type["Topology"], tuple[Machine, int, tuple[tuple[int, float], ...]]]:
+        # Pickled arrays come back writable and make the pickle large; the columns follow from these three.
+        return Topology, (self.machine, self.n_gpus, self.own_nic_Bps)
 
     @property
     def n_units(self) -> int:
@@ -75,9 +83,27 @@ class Topology:
         return int(self.domain[-1]) + 1
 
 
+def _own_nics(
+    machine: Machine, n_gpus: int, given: tuple[tuple[int, float], ...]
+) -> tuple[tuple[int, float], ...]:
+    nics = tuple(sorted((int(gpu), float(nic_Bps)) for gpu, nic_Bps in given))
+    gpus = [gpu for gpu, _ in nics]
+    if machine.kind is MachineKind.CPU and nics:
+        raise InputError(f"topology of {machine.name}: processes have no NICs, but some are given for GPU {gpus[0]}")
+    if len(set(gpus)) < len(gpus) or any(not 0 <= gpu < n_gpus for gpu in gpus):
+        raise InputError(
+            f"topology of {machine.name}: own NICs are given for GPUs {gpus}; expected each of 0 to {n_gpus - 1} at most once"
+        )
+    for gpu, nic_Bps in nics:
+        if not (math.isfinite(nic_Bps) and nic_Bps >= 0):
+            raise InputError(f"topology of {machine.name}: NICs of GPU {gpu}: expected 0 bytes/s or more, found {nic_Bps}")
+    return nics
+
+
 class _TopologyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: dict[str, object]
     n_units: int
+    own_nic_Bps: list[tuple[int, float]] = []
 
 
 def build_topology(machine: Machine, n_units: int | None = None, min_gpus: int = 1) -> Topology:
@@ -103,10 +129,14 @@ def build_topology(machine: Machine, n_units: int | None = None, min_gpus: int =
 
 def topology_to_dict(topology: Topology) -> dict[str, object]:
     """Return the topology as plain values for JSON; topology_from_dict gives an equal topology back."""
-    return {"machine": machine_to_dict(topology.machine), "n_units": topology.n_units}
+    data: dict[str, object] = {"machine": machine_to_dict(topology.machine), "n_units": topology.n_units}
+    if topology.own_nic_Bps:
+        data["own_nic_Bps"] = [list(pair) for pair in topology.own_nic_Bps]
+    return data
 
 
 def topology_from_dict(data: Mapping[str, object]) -> Topology:
     """Return the topology that topology_to_dict wrote; InputError, with the key, if it doesn't fit."""
     record = convert(dict(data), _TopologyRecord, "topology")
-    return build_topology(machine_from_dict(record.machine), record.n_units)
+    built = build_topology(machine_from_dict(record.machine), record.n_units)
+    return replace(built, own_nic_Bps=tuple(record.own_nic_Bps))

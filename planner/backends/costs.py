@@ -4,7 +4,7 @@ GPU machines: a copy costs its driving rank a launch, then the latency of the pa
 the links of its route. A collective runs as pipelined rings, as many as the NICs that every domain of its group can give it;
 each ring is one flow over all its hops.
 
-CPU machines: a rank is one thread that runs all its steps in plan order; a step is CPU time (launch, pieces, bytes), and the
+CPU machines: a rank is one thread that runs all its steps in plan order; a step is CPU time (launch, wait, pieces, bytes); the
 cores are shared fairly by the ranks that have work.
 """
 
@@ -117,6 +117,7 @@ def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
             n_pieces[rows] = np.bincount(owner, minlength=len(group)) * len(group)
             n_bytes[rows] = np.bincount(owner, weights=entry_bytes, minlength=len(group)).astype(np.int64) * len(group)
     amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
+    amount += calibration.wait_s * np.repeat(_waits(plan), size)
     n = len(step)
     return _Tasks(
         step,
@@ -128,6 +129,15 @@ def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
         np.zeros(n, dtype=np.int32),
         int(n_bytes.sum()),
     )
+
+
+def _waits(plan: Plan) -> NDArray[np.bool_]:
+    """Which steps wait for a step that another rank drives; collectives always do."""
+    steps = plan.steps
+    waits: NDArray[np.bool_] = steps.op != Op.COPY
+    owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))
+    waits[owner[steps.src[steps.after] != steps.src[owner]]] = True
+    return waits
 
 
 def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: Links) -> _Tasks:

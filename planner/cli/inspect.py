@@ -1,15 +1,16 @@
 """`shardroute show` and `shardroute check`: what is in a plan file, whether it delivers, and whether two layouts fit."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import typer
+from msgspec import to_builtins
 
 from shardroute.planner.check import check
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.texts import report_facts
+from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.coverage import coverage
 from shardroute.planner.exchange import load_layout, problem_between
 from shardroute.planner.memories import bytes_in_place, check_memory
@@ -17,6 +18,7 @@ from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Lane, Plan, lane_of
 from shardroute.planner.reports import bounds_of, report
 from shardroute.planner.simulator.refit import predict
+from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.units import format_bytes, format_seconds
 
@@ -29,20 +31,29 @@ PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file t
 def show_command(plan: PlanArgument, calibration: CalibrationOption = None, json: JsonFlag = False) -> None:
     """Show a plan: its numbers, what bounds it, its steps by kind, and its largest tensors."""
     loaded = load_plan(plan)
-    costs = calibration_for(loaded.topology.machine, calibration)
+    machine = loaded.topology.machine
+    known = calibration is not None or machine.name in calibration_names()
+    costs = calibration_for(machine, calibration if known else "nominal")
     with progress("predicting") as done:
-        found = report(loaded, predict(loaded, costs, progress=done), costs)
+        found = report(loaded, predict(loaded, costs, progress=done) if known else None, costs)
+    bounds, lanes = bounds_of(loaded, costs), _by_lane(loaded)
     if json:
-        print_json(found)
+        print_json(to_builtins(found) | {"bounds": bounds, "lanes": lanes})
         return
-    print_facts(plan, report_facts(found))
+    print_facts(plan, report_facts(found, devices_text(loaded)))
+    if bounds:
+        print_table(
+            ["lower bound", "bytes", "at least"],
+            [[cut.name, format_bytes(cut.n_bytes), format_seconds(cut.seconds)] for cut in bounds],
+            right=["bytes", "at least"],
+            title="\nWhat no plan can beat",
+        )
     print_table(
-        ["lower bound", "bytes", "at least"],
-        [[cut.name, format_bytes(cut.n_bytes), format_seconds(cut.seconds)] for cut in bounds_of(loaded, costs)],
-        right=["bytes", "at least"],
-        title="\nWhat no plan can beat",
+        ["lane", "steps", "bytes", "largest"],
+        [[lane.lane, f"{lane.n_steps:,}", format_bytes(lane.n_bytes), format_bytes(lane.largest_bytes)] for lane in lanes],
+        right=["steps", "bytes", "largest"],
+        title="\nSteps",
     )
-    print_table(["lane", "steps", "bytes", "largest"], _by_lane(loaded), right=["steps", "bytes", "largest"], title="\nSteps")
     largest = sorted(loaded.problem.tensors, key=lambda tensor: (-tensor.n_bytes, tensor.name))[:5]
     print_table(
         ["tensor", "shape", "dtype", "bytes"],
@@ -52,20 +63,29 @@ def show_command(plan: PlanArgument, calibration: CalibrationOption = None, json
     )
 
 
-def _by_lane(plan: Plan) -> list[list[str]]:
-    rows = []
+@dataclass(frozen=True, slots=True)
+class LaneTotal:
+    """What the steps of one lane carry."""
+
+    lane: str
+    n_steps: int
+    n_bytes: int
+    largest_bytes: int
+
+
+def _by_lane(plan: Plan) -> list[LaneTotal]:
     of_step = lane_of(plan.steps.lane)
+    totals = []
     for lane in Lane:
         n_bytes = plan.step_bytes[of_step == lane]
         if len(n_bytes):
-            name = lane.name.lower().replace("_", " ")
-            rows.append([name, f"{len(n_bytes):,}", format_bytes(int(np.sum(n_bytes))), format_bytes(int(n_bytes.max()))])
-    return rows
+            totals.append(LaneTotal(lane.name.lower().replace("_", " "), len(n_bytes), int(n_bytes.sum()), int(n_bytes.max())))
+    return totals
 
 
 @app.command("check", rich_help_panel="Plan and predict")
 def check_command(
-    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file that `shardroute plan -o` wrote.")] = None,
+    plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="A plan file that `shardroute plan -o` wrote.")] = None,
     from_json: Annotated[
         str | None, typer.Option("--from-json", help="What the source ranks hold, a file.", rich_help_panel="Your own layouts")
     ] = None,
@@ -88,7 +108,8 @@ def check_command(
     with progress("checking"):
         proof = check(loaded)
     if json:
-        print_json({"ok": True, "digest": loaded.digest, "n_deliveries": proof.n_deliveries, "n_bytes": proof.n_bytes})
+        figures = {"n_steps": len(loaded.steps), "n_deliveries": proof.n_deliveries, "n_bytes": proof.n_bytes}
+        print_json({"ok": True, "digest": loaded.digest, **figures})
         return
     print_facts(
         f"{plan} delivers",

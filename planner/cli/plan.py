@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from msgspec import to_builtins
 
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import app
@@ -29,17 +30,21 @@ from shardroute.planner.cli.requests import (
     ToPlacementsOption,
     ToRanksOption,
 )
-from shardroute.planner.cli.texts import report_facts
+from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.plan_files import save_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport, report
-from shardroute.planner.routing.strategies import STRATEGIES, make_plan
+from shardroute.planner.routing.auto import choose
+from shardroute.planner.routing.options import STAGING_BYTES, TIME_LIMIT_S, Options
+from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
 from shardroute.topologies.machines import Machine, parse_machine
 from shardroute.topologies.topologies import Topology, build_topology
-from shardroute.topologies.units import parse_bytes
+from shardroute.topologies.units import format_seconds, parse_bytes
+
+AUTO = "auto"
 
 MachineOption = Annotated[
     str,
@@ -50,7 +55,17 @@ CalibrationOption = Annotated[
     typer.Option("--calibration", help="Measured costs: a shipped name, a .toml file, or `nominal`. Default: the machine's own."),
 ]
 StrategyOption = Annotated[
-    str, typer.Option("--strategy", "-s", help="; ".join(f"`{s.name}`: {s.summary}" for s in STRATEGIES.values()))
+    str,
+    typer.Option(
+        "--strategy",
+        "-s",
+        help="; ".join([*(f"`{s.name}`: {s.summary}" for s in STRATEGIES.values()), f"`{AUTO}`: the fastest by prediction"]),
+    ),
+]
+
+MaxStagingOption = Annotated[
+    str | None,
+    typer.Option("--max-staging", help="Most memory a GPU for pieces that it passes on, 512MiB; 0B: none. Default: 1GiB."),
 ]
 
 
@@ -69,22 +84,39 @@ def topology_for(machine: str, n_ranks: int) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with what was found out about it."""
+    """A plan with what was found out about it; `notes` (name, text) is what its strategy has to say."""
 
     plan: Plan
     report: PlanReport
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 def plan_and_predict(
-    problem: Problem, topology: Topology, calibration: Calibration, strategy: str, message_bytes: int | None = None
+    problem: Problem, topology: Topology, calibration: Calibration, strategy: str, options: Options | None = None
 ) -> Planned:
-    """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out."""
+    """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out.
+
+    The strategy `auto` predicts in order to plan, so there `plan_s` holds both.
+    """
     with progress(f"planning ({strategy})") as done:
         began = time.perf_counter()
-        plan = make_plan(problem, topology, strategy, message_bytes)
+        notes: tuple[tuple[str, str], ...] = ()
+        if strategy == AUTO:
+            choice = choose(problem, topology, calibration, options)
+            plan, notes = choice.plan, (("chosen", choice.reason),)
+        elif strategy == "optimal":
+            found = make_solution(problem, topology, options)
+            plan = found.plan
+            notes = (
+                ("busiest link, nominal", format_seconds(found.objective_s)),
+                ("no plan beats, nominal", f"{format_seconds(found.bound_s)} (gap {found.gap:.2%})"),
+                ("solver", found.solver),
+            )
+        else:
+            plan = make_plan(problem, topology, strategy, options=options)
         plan_s = time.perf_counter() - began
         prediction = predict(plan, calibration, progress=done)
-        return Planned(plan, report(plan, prediction, calibration, plan_s))
+        return Planned(plan, report(plan, prediction, calibration, plan_s), notes)
 
 
 @app.command("plan", rich_help_panel="Plan and predict")
@@ -111,6 +143,11 @@ def plan_command(
     strategy: StrategyOption = "domain-relay",
     calibration: CalibrationOption = None,
     message_size: Annotated[str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: by size.")] = None,
+    max_staging: MaxStagingOption = None,
+    max_ops_in_flight: Annotated[
+        int | None, typer.Option("--max-ops-in-flight", help="Most steps that a GPU drives at once. Default: 8 a lane.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option("--time-limit", help="Seconds that `optimal` may solve for.")] = TIME_LIMIT_S,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -130,13 +167,18 @@ def plan_command(
     ).request()  # fmt: skip
     topology = topology_for(machine, request.problem.n_ranks)
     costs = calibration_for(topology.machine, calibration)
-    limit = None if message_size is None else parse_bytes(message_size)
-    planned = plan_and_predict(request.problem, topology, costs, strategy, limit)
+    options = Options(
+        message_bytes=None if message_size is None else parse_bytes(message_size),
+        staging_bytes=STAGING_BYTES if max_staging is None else parse_bytes(max_staging),
+        max_ops_in_flight=max_ops_in_flight,
+        time_limit_s=time_limit,
+    )
+    planned = plan_and_predict(request.problem, topology, costs, strategy, options)
     if output is not None:
         save_plan(planned.plan, output)
     if json:
-        print_json(planned.report)
+        print_json(to_builtins(planned.report) | {"layouts": dict(request.facts), "notes": dict(planned.notes)})
         return
-    print_facts(request.title, [*request.facts, *report_facts(planned.report)])
+    print_facts(request.title, [*request.facts, *report_facts(planned.report, devices_text(planned.plan)), *planned.notes])
     if output is not None:
         print_facts(f"plan written to {output}", [])

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from shardroute.planner.cli.inspect import PlanArgument
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, stderr
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.compare import Comparison, compare
@@ -71,7 +71,7 @@ def compare_command(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare two timelines of one plan, step by step: predicted beside measured."""
+    """Compare two timelines of one plan, predicted beside measured: the total, and how the steps' ends spread over time."""
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"--tolerance {tolerance}: expected a share from 0, such as 0.2")
     found = compare(load_timeline(predicted), load_timeline(measured))
@@ -80,6 +80,8 @@ def compare_command(
     else:
         print_comparison(found)
     if tolerance is not None and (found.error is None or abs(found.error) > tolerance):
+        off = "can't be compared" if found.error is None else f"is off by {found.error:+.1%}"
+        stderr().print(f"the total {off}; --tolerance allows {tolerance:.1%}", markup=False)
         raise typer.Exit(1)
 
 

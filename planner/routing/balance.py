@@ -1,10 +1,11 @@
-"""Balances a whole problem over a machine's links: every chunk of every pattern gets a tree, so that no link is busier than it must be.
+"""Balances a whole problem over a machine's links: every chunk of every pattern gets a tree, so that no link is busier than it
+must be.
 
-Chunks are routed one after the other, largest first, each by the links that are cheapest at that moment; then those that cross the
-busiest links are routed anew until the busiest link stops falling. No solver; the same input gives the same routes.
+Chunks are routed one after the other, largest first, each by the links that are cheapest at that moment; then those that cross
+the busiest links are routed anew until the busiest link stops falling. No solver; the same input gives the same routes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,13 @@ from shardroute.topologies.topologies import Topology
 PATIENCE = 3
 LEAST_GAIN = 0.001
 MOST_SWEEPS = 24
-# A sweep routes anew what crosses a link within this share of the busiest.
-BUSY = (0.98, 0.95, 0.9)
-# Hops from which the kernel is compiled: it routes some 30,000 hops a second plain; Numba takes 0.5 s to import and load its cache.
+# A sweep routes anew what crosses a link that is busier than the bound by more than this share of the busiest link's excess: now
+# the worst alone, now most of it.
+EXCESS = (0.75, 0.5, 0.25)
+# How much dearer than an idle link the dearest one is when trees are priced.
+PRICE_OVER_IDLE = 1e4
+# Hops from which the kernel is compiled: it routes some 30,000 hops a second plain; Numba takes 0.5 s to import and load its
+# cache.
 COMPILE_HOPS = 15_000
 
 
@@ -41,7 +46,8 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Balanced:
-    """Trees of all chunks, CSR with gaps: the hops of chunk c are first[c] to first[c] + count[c]; `busiest_s` at nominal rates."""
+    """Trees of all chunks, CSR with gaps: the hops of chunk c are first[c] to first[c] + count[c]; `busiest_s` at nominal rates.
+    """
 
     first: Ints
     count: Ints
@@ -71,47 +77,22 @@ def chunks_of(entries: Entries, n_patterns: int, chunk_bytes: int) -> Chunks:
 
 
 def balance(
-    patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, bound_s: float, *, staging: bool, good_enough: float = 1.0
+    patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, bound_s: float, *, staging: bool, most_depth: int,
+    good_enough: float = 1.0,
 ) -> Balanced:
     """Trees for all chunks. Stops early when the busiest link is within `good_enough` of `bound_s`.
 
     Only GPUs 0 to n_ranks - 1 take part. Without `staging` a piece goes only through ranks that hold or need it.
     """
-    rates = link_rates(topology)
     reference = bound_s if bound_s > 0 else 1.0
-    # A link without bandwidth must stay out of every route that has another way: it costs as if a million times slower than any.
-    slowest = rates[rates > 0].min() if (rates > 0).any() else 1.0
-    inv = 1.0 / (np.where(rates > 0, rates, slowest * 1e-6) * reference)
-    inv_up = 1.0 / (uplink_rates(topology, n_ranks) * reference)
+    inv, inv_up = link_shares(topology, n_ranks, reference)
     load, up = np.zeros_like(inv), np.zeros_like(inv_up)
-    member = np.arange(n_ranks, dtype=np.int32)
-    member_ptr = np.concatenate([[0], np.cumsum(np.bincount(topology.domain[:n_ranks], minlength=topology.n_domains))]).astype(np.int64)
-    members = member[np.argsort(topology.domain[:n_ranks], kind="stable")]
-
-    n_local, n_needers = np.diff(patterns.local[0]), _by_pattern(patterns, np.diff(patterns.needers[0]))
-    n_away = _by_pattern(patterns, (~patterns.home).astype(np.int64))
-    n_groups = np.diff(patterns.group_ptr)
-    most = (n_local + n_needers + 2 * n_away)[chunks.pattern]
-    first_hop = np.concatenate([[0], np.cumsum(most)]).astype(np.int64)
-    hops = [np.zeros(int(first_hop[-1]), dtype=kind) for kind in (np.int32, np.int32, np.int32, np.uint8)]
-    n_hops = np.zeros(len(chunks.pattern), dtype=np.int64)
-    n_has = int((_by_pattern(patterns, np.diff(patterns.holders[0])) + n_needers + n_groups * (n_groups + 1)).max(initial=1))
-    widest = int(n_groups.max(initial=1))
-    scratch = (
-        *(np.zeros(n_has, dtype=np.int64) for _ in range(3)), *(np.zeros(widest, dtype=np.int64) for _ in range(3)),
-        np.zeros(widest), np.zeros(widest, dtype=np.int64),
-    )  # fmt: skip
-    kernel = compiled(balance_kernel) if first_hop[-1] > COMPILE_HOPS else balance_kernel
-    order = np.lexsort((np.arange(len(n_hops)), -chunks.n_bytes))
-    n_bytes = chunks.n_bytes.astype(np.float64)
+    work = _Work(patterns, chunks, topology, n_ranks, inv, inv_up, most_depth)
+    order = np.lexsort((np.arange(len(chunks.pattern)), -chunks.n_bytes))
 
     def sweep(above: float, stage: bool) -> float:
-        kernel.sweep(
-            order, above, chunks.pattern, n_bytes, first_hop, n_hops, load, inv, up, inv_up, topology.domain, member_ptr, members,
-            *patterns.local, patterns.group_ptr, patterns.domain, patterns.home, *patterns.holders, *patterns.needers, int(stage),
-            *hops, *scratch,
-        )  # fmt: skip
-        return float(kernel.busiest(load, up))
+        work.sweep(order, above, load, up, stage)
+        return float(work.kernel.busiest(load, up))
 
     # Staging costs memory and a second hop, so it comes in only where routes without it leave a link too busy.
     best, kept = sweep(0.0, False), None
@@ -121,15 +102,105 @@ def balance(
             if best <= good_enough or calm >= PATIENCE:
                 break
             if kept is None:
-                kept = [column.copy() for column in hops], n_hops.copy()
-            found = sweep(BUSY[turn % len(BUSY)] * float(kernel.busiest(load, up)), stage)
+                kept = work.trees()
+            found = sweep(1.0 + EXCESS[turn % len(EXCESS)] * (float(work.kernel.busiest(load, up)) - 1.0), stage)
             calm = 0 if found < best * (1 - LEAST_GAIN) else calm + 1
             if found < best:
                 best, kept = found, None
-    if kept is None:
-        kept = hops, n_hops
-    (src, dst, parent, kind), count = kept
-    return Balanced(first_hop[:-1], count, src, dst, parent, kind, best * reference)
+    return replace(work.trees() if kept is None else kept, busiest_s=best * reference)
+
+
+def price_trees(
+    patterns: Patterns, topology: Topology, n_ranks: int, price: NDArray[np.float64], *, staging: bool, most_depth: int
+) -> Balanced:
+    """For each pattern, a tree whose links cost little by `price` (one a link, numbered as `link_loads` does)."""
+    n = len(patterns)
+    inv, inv_up = link_shares(topology, n_ranks, 1.0)
+    # The kernel's price is the 16th power of a load beside IDLE_PRICE, so loads are set to make it proportional to the prices
+    # given.
+    scaled = price / max(float(price.max(initial=0.0)), 1e-30) * PRICE_OVER_IDLE
+    load = (scaled[: 4 * topology.n_gpus] ** (1 / 16)).reshape(4, topology.n_gpus)
+    up = scaled[4 * topology.n_gpus :] ** (1 / 16)
+    bit = np.full(n, 1e-9 / max(float(inv.max()), 1e-30))  # so few bytes that they change no load
+    chunks = Chunks(np.zeros(0, np.int64), np.arange(n), bit.astype(np.float64))
+    work = _Work(patterns, chunks, topology, n_ranks, inv, inv_up, most_depth)
+    work.sweep(np.arange(n), 0.0, load, up, staging)
+    return work.trees()
+
+
+class _Work:
+    """What the kernel works on: the problem's columns, the trees so far, scratch memory."""
+
+    def __init__(
+        self, patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, inv: NDArray[np.float64],
+        inv_up: NDArray[np.float64], most_depth: int,
+    ) -> None:  # fmt: skip
+        n_local, n_needers = np.diff(patterns.local[0]), _by_pattern(patterns, np.diff(patterns.needers[0]))
+        n_away = _by_pattern(patterns, (~patterns.home).astype(np.int64))
+        n_groups = np.diff(patterns.group_ptr)
+        most = (n_local + n_needers + 2 * n_away)[chunks.pattern]
+        first = np.concatenate([[0], np.cumsum(most)]).astype(np.int64)
+        self._ends = [np.zeros(int(first[-1]), dtype=np.int32) for _ in ("src", "dst", "parent")]
+        self._kind = np.zeros(int(first[-1]), dtype=np.uint8)
+        self._first, self._count = first[:-1], np.zeros(len(most), dtype=np.int64)
+        n_has = int((_by_pattern(patterns, np.diff(patterns.holders[0])) + n_needers + n_groups * (n_groups + 1)).max(initial=1))
+        widest = int(n_groups.max(initial=1))
+        self._scratch = (
+            *(np.zeros(n_has, dtype=np.int64) for _ in range(3)), *(np.zeros(widest, dtype=np.int64) for _ in range(3)),
+            np.zeros(widest), np.zeros(widest, dtype=np.int64),
+        )  # fmt: skip
+        of_domain = topology.domain[:n_ranks]
+        member_ptr = np.concatenate([[0], np.cumsum(np.bincount(of_domain, minlength=topology.n_domains))]).astype(np.int64)
+        members = np.argsort(of_domain, kind="stable").astype(np.int32)
+        self._links = (inv, inv_up)
+        self._sizes = (chunks.pattern, chunks.n_bytes.astype(np.float64))
+        self._table = (
+            topology.domain, member_ptr, members, *patterns.local, patterns.group_ptr, patterns.domain, patterns.home,
+            *patterns.holders, *patterns.needers,
+        )  # fmt: skip
+        self._most_depth = most_depth
+        self.kernel = compiled(balance_kernel) if first[-1] > COMPILE_HOPS else balance_kernel
+
+    def sweep(
+        self, order: Ints, above: float, load: NDArray[np.float64], up: NDArray[np.float64], staging: bool
+    ) -> None:
+        """Route chunks, or route them anew; changes the trees here and the loads given."""
+        inv, inv_up = self._links
+        self.kernel.sweep(
+            order, above, *self._sizes, self._first, self._count, load, inv, up, inv_up, *self._table, int(staging),
+            self._most_depth, *self._ends, self._kind, *self._scratch,
+        )  # fmt: skip
+
+    def trees(self) -> Balanced:
+        """A copy of the trees as they are."""
+        src, dst, parent = (column.copy() for column in self._ends)
+        return Balanced(self._first, self._count.copy(), src, dst, parent, self._kind.copy(), 0.0)
+
+
+def link_loads(
+    hops: NDArray[np.int32], topology: Topology, n_ranks: int, reference_s: float
+) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """The links that hops (rows of src, dst, parent, kind) use: link, hop, share of the reference time that a byte takes.
+
+    Links are numbered: NIC out, NIC in, NVLink out and NVLink in of every GPU, then the uplinks of domains.
+    """
+    inv, inv_up = link_shares(topology, n_ranks, reference_s)
+    lane, n = hops[:, 3] % balance_kernel.STAGED, topology.n_gpus
+    near, far = np.flatnonzero(lane == balance_kernel.HAND_OVER), np.flatnonzero(lane < balance_kernel.HAND_OVER)
+    src, dst = hops[:, 0].astype(np.int64), hops[:, 1].astype(np.int64)
+    up = topology.domain[src[far]].astype(np.int64)
+    link = np.concatenate([2 * n + src[near], 3 * n + dst[near], src[far], n + dst[far], 4 * n + up])
+    share = np.concatenate([inv.ravel()[link[: len(link) - len(far)]], inv_up[up]])
+    return link, np.concatenate([near, near, far, far, far]), share
+
+
+def link_shares(topology: Topology, n_ranks: int, reference_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The share of `reference_s` that one byte takes on each GPU's links, float64[4, n_gpus], and on each domain's uplink."""
+    rates = link_rates(topology)
+    # A link without bandwidth must stay out of every route that has another way: it costs as if a million times slower than any.
+    slowest = rates[rates > 0].min() if (rates > 0).any() else 1.0
+    inv = 1.0 / (np.where(rates > 0, rates, slowest * 1e-6) * reference_s)
+    return inv, 1.0 / (uplink_rates(topology, n_ranks) * reference_s)
 
 
 def routes_of(entries: Entries, chunks: Chunks, found: Balanced) -> Routes:
@@ -167,7 +238,8 @@ def _by_pattern(patterns: Patterns, of_group: Ints) -> Ints:
 
 
 def busiest_bound_s(patterns: Patterns, topology: Topology, n_ranks: int) -> float:
-    """The seconds that the busiest link takes at least, at nominal rates; 0 when nothing moves (or on CPUs, which have no links)."""
+    """The seconds that the busiest link takes at least, at nominal rates; 0 when nothing moves (or on CPUs, which have no links).
+    """
     needs = demand_of(patterns, n_ranks, topology.n_domains)
     if topology.machine.kind is MachineKind.CPU:
         return float(needs.into_rank.max(initial=0))  # the rates of link_rates are 1

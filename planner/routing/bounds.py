@@ -1,13 +1,15 @@
 """Lower bounds: the time that no plan can beat, each with the cut that gives it.
 
-Every bound but the last is bytes that must cross some boundary, divided by all that the boundary can carry at the machine's nominal
-rates:
+Every bound but the last is bytes that must cross some boundary, divided by all that the boundary can carry at the machine's
+nominal rates:
 
 - into a domain: what its ranks need and none of its ranks holds, over its NICs, or its uplink where the fabric is oversubscribed;
-- out of some domains: what is needed elsewhere and held only there, once; and, where all that hold or need a piece are among them,
+- out of some domains: what is needed elsewhere and held only there, once; and, where all that hold or need a piece are among
+  them,
   once for every one of them that lacks it (relays included). The sets tried are those that occur as holders, or as holders and
   needers, of a pattern, and all domains together;
-- into a rank: what it needs and doesn't hold, over its NVLink ports and NICs together (ports alone if all ranks lie in one domain);
+- into a rank: what it needs and doesn't hold, over its NVLink ports and NICs together (ports alone if all ranks lie in one
+  domain);
   out of some ranks: what only they hold;
 - without staging memory: what must enter a domain at the ranks that need it, over their NICs;
 - on CPUs: every byte is copied once by some core;
@@ -30,6 +32,8 @@ from shardroute.topologies.topologies import Topology
 
 # Sets of domains or ranks that are tried, the ones with most bytes first: comparing all with all grows with the square.
 MOST_SETS = 256
+# Groups above which no cut by the ranks that need is sought; it matters without staging alone.
+MOST_GROUPS = 200_000
 # Numbers of a set that a cut's name spells out.
 SHOWN = 4
 
@@ -112,6 +116,7 @@ def demand_of(patterns: Patterns, n_ranks: int, n_domains: int) -> Demand:
     moving = np.flatnonzero(n_others > 0)
     needer_ptr = patterns.needers[0]
     groups = np.flatnonzero(away)
+    groups = groups if len(groups) <= MOST_GROUPS else groups[:0]
     at_needers = [patterns.needers[1][needer_ptr[g] : needer_ptr[g + 1]] for g in groups.tolist()]
     return Demand(
         into_domain, out_of_domain, into_rank, out_of_rank, local,
@@ -132,7 +137,9 @@ def cuts(needs: Demand, topology: Topology, calibration: Calibration, *, staging
         rate = (calibration.cores or 0.0) * (calibration.copy_Bps or 0.0)
         return [_cut("memory of the host", n_bytes, rate)] if n_bytes else []
     ranks = slice(0, len(needs.into_rank))  # GPUs beyond the ranks take no part
-    nic = np.bincount(topology.domain[ranks], weights=topology.nic_Bps[ranks], minlength=topology.n_domains)
+    nic: NDArray[np.float64] = np.bincount(
+        topology.domain[ranks], weights=topology.nic_Bps[ranks], minlength=topology.n_domains
+    ).astype(np.float64)
     fabric = np.bincount(topology.domain, weights=topology.nic_Bps) / topology.machine.oversubscription
     what = "uplinks" if (fabric < nic).any() else "NICs"
     nic = np.minimum(nic, fabric)

@@ -1,4 +1,5 @@
-"""Compiles a kernel module's functions with Numba where it is installed; without it they run as they are, with the same results."""
+"""Compiles a kernel module's functions with Numba where it is installed; without it they run as they are, with the same results.
+"""
 
 import importlib.util
 from collections.abc import Sequence
@@ -7,7 +8,8 @@ from types import ModuleType
 
 
 def compiled(kernel: ModuleType) -> ModuleType:
-    """A copy of the module whose functions (named in its FUNCTIONS) Numba compiles at their first call, or loads from its cache."""
+    """A copy of the module whose functions (named in its FUNCTIONS) Numba compiles at their first call, or loads from its cache.
+    """
     return _compiled(kernel.__name__, tuple(kernel.FUNCTIONS)) or kernel
 
 

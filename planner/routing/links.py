@@ -15,7 +15,8 @@ def link_rates(topology: Topology) -> NDArray[np.float64]:
 
 
 def uplink_rates(topology: Topology, n_ranks: int) -> NDArray[np.float64]:
-    """Bytes a second that each domain's ranks get up into the fabric, float64[n_domains]; infinite where their NICs bind first."""
+    """Bytes a second that each domain's ranks get up into the fabric, float64[n_domains]; infinite where their NICs bind first.
+    """
     if topology.machine.oversubscription <= 1:
         return np.full(topology.n_domains, np.inf)
     nic = np.bincount(topology.domain, weights=topology.nic_Bps, minlength=topology.n_domains)

@@ -1,8 +1,8 @@
 """From routes to steps: bundles along trees, the order of steps, staging slots and the credits that free them.
 
-Pieces that share a tree travel together in bundles of about `message_bytes`; each bundle walks its tree hop by hop, so that one is
-passed on while the next arrives. A rank that stages a bundle for others has a few slots, used in turn: once its readers are done, it
-tells the rank that writes to the slot next by a *credit*, a copy of an empty bundle.
+Pieces that share a tree travel together in bundles of about `message_bytes`; each bundle walks its tree hop by hop, so that one
+is passed on while the next arrives. A rank that stages a bundle for others has a few slots, used in turn: once its readers are
+done, it tells the rank that writes to the slot next by a *credit*, a copy of an empty bundle.
 """
 
 from dataclasses import dataclass, replace
@@ -70,7 +70,8 @@ class _Bundling:
 
 
 def _bundle(routes: Routes, message_bytes: int, staging_bytes: int) -> _Bundling:
-    """Entries cut into bundles of at most `message_bytes` along each tree; a quarter of the staging memory where the tree stages."""
+    """Entries cut into bundles of at most `message_bytes` along each tree; a quarter of the staging memory where the tree stages.
+    """
     stages = np.zeros(len(routes.tree_ptr) - 1, dtype=bool)
     stages[np.repeat(np.arange(len(stages)), np.diff(routes.tree_ptr))[routes.staged]] = True
     order = np.lexsort((routes.piece, routes.tensor, routes.tree))
@@ -97,7 +98,8 @@ def _bundle(routes: Routes, message_bytes: int, staging_bytes: int) -> _Bundling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Walk:
-    """One row for every hop of every bundle: its bundle, the row of the hop before it (-1: none), its place in the expected order.
+    """One row for every hop of every bundle: its bundle, the row of the hop before it (-1: none), its place in the expected
+    order.
 
     Places count from 0; a row comes after the hop before it.
     """
@@ -148,8 +150,8 @@ def _start_times(
     start = np.zeros(n)
     kernel = compiled(schedule_kernel) if n > COMPILE_ROWS else schedule_kernel
     n_run = kernel.schedule(
-        roots, child_ptr, by_parent, pair, out_port, seconds, tall, np.searchsorted(pairs // (2 * n_gpus), np.arange(2 * n_gpus + 1)),
-        pairs % (2 * n_gpus), np.full(len(pairs), -1), np.full(len(pairs), -1), np.full(n, -1), np.zeros(2 * n_gpus),
+        roots, child_ptr, by_parent, pair, out_port, seconds, tall, np.searchsorted(pairs // (2 * n_gpus), np.arange(2 * n_gpus
+        + 1)), pairs % (2 * n_gpus), np.full(len(pairs), -1), np.full(len(pairs), -1), np.full(n, -1), np.zeros(2 * n_gpus),
         np.zeros(2 * n_gpus, dtype=np.int64), left, start,
     )  # fmt: skip
     assert n_run == n
@@ -204,7 +206,8 @@ def _assign_slots(routes: Routes, bundling: _Bundling, walk: _Walk, staging_byte
 
 
 def _delayed(walk: _Walk, filled: Ints, waiting: Ints) -> Ints:
-    """When rows are expected if a row that waits for a slot runs two messages after the last reader of it: the credit is between."""
+    """When rows are expected if a row that waits for a slot runs two messages after the last reader of it: the credit is between.
+    """
     expected = walk.expected.copy()
     if not len(waiting):
         return expected

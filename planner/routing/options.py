@@ -19,7 +19,8 @@ class Options:
     """Limits of a plan.
 
     message_bytes      the largest message; None chooses it by size
-    staging_bytes      the most memory that a rank may use to hold pieces for others; 0: none, routes then use only ranks that hold or
+    staging_bytes the most memory that a rank may use to hold pieces for others; 0: none, routes then use only ranks that hold
+    or
                        need a piece
     max_ops_in_flight  the most steps that a rank drives at once; None: as many as lanes have queues
     time_limit_s       seconds for a solver

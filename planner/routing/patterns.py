@@ -1,7 +1,8 @@
 """The pieces of a whole problem by pattern: one table over all classes, which balancing works on.
 
 A *pattern* is a pair (ranks that hold, ranks that need). Pieces of one pattern can travel alike, whichever tensor they are of, so
-like tensors are one row. A pattern's *groups* are its ranks by NVLink domain: home groups hold the pieces, away groups only need them.
+like tensors are one row. A pattern's *groups* are its ranks by NVLink domain: home groups hold the pieces, away groups only
+need them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ Csr = tuple[Ints, Ranks]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Every piece of every tensor: tensor (index in the problem), piece (index in its class), bytes, pattern. By pattern's number."""
+    """Every piece of every tensor: tensor (index in the problem), piece (index in its class), bytes, pattern. By pattern's
+    number.
+    """
 
     tensor: Ints
     piece: Ints

@@ -3,9 +3,9 @@
 Everything here stays inside the subset of Python that Numba compiles; see `balance_kernel`.
 
 A *port* is one direction of a rank's NICs or of its NVLink. A step uses an out port and an in port for its time. A sender that is
-free takes, of the steps whose input has arrived, one whose receiver is free; of several, the one whose receiver has most left to take
-in (nobody should be left with much at the end), with a bonus for steps that others wait for. If all receivers are busy, it takes the one
-that is free first. Steps of one sender to one receiver keep their order.
+free takes, of the steps whose input has arrived, one whose receiver is free; of several, the one whose receiver has most left
+to take in (nobody should be left with much at the end), with a bonus for steps that others wait for. If all receivers are busy,
+it takes the one that is free first. Steps of one sender to one receiver keep their order.
 """
 
 from heapq import heappop, heappush
@@ -33,7 +33,8 @@ def schedule(
     roots: Array, child_ptr: Array, child: Array, pair: Array, out_port: Array, seconds: Array, tall: Array, pair_ptr: Array,
     pair_in: Array, head: Array, tail: Array, after: Array, in_free: Array, busy: Array, left: Array, start: Array,
 ) -> int:
-    """Fill `start` with the time at which each row starts; rows without a pair (local copies) take no port. How many rows ran."""  # fmt: skip
+    """Fill `start` with the time at which each row starts; rows without a pair (local copies) take no port. How many rows
+    ran."""  # fmt: skip
     # An event is a time, a tie-breaker that counts up, and a row: one that has finished.
     events = [(0.0, 0, -1)]
     heappop(events)

@@ -1,5 +1,6 @@
 """How large messages and pieces are: from the latency of a hop, and from what the busiest rank takes in."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,11 @@ from shardroute.planner.problems import Problem
 # that a rank takes in, so that the relays of a chain of domains overlap.
 LARGEST_MESSAGE_BYTES = 64 * 2**20
 SMALLEST_MESSAGE_BYTES = 2**20
-MESSAGES_INTO_BUSIEST_RANK = 64
+MESSAGES_INTO_BUSIEST_RANK = 256
+# The same over the busiest link, where the time that it takes at least is known: a chain hands on and stages message by message.
+MESSAGES_OVER_BUSIEST_LINK = 384
+# A chain of domains is filled after one message a domain: so deep that this takes 8 % of the whole, and at least 2 domains.
+SHARE_OF_FILLING = 0.08
 # Below this a piece is latency alone (64 KiB at 50 GB/s take 1.3 us), so cutting it finer balances nothing.
 SMALLEST_PIECE_BYTES = 64 * 2**10
 
@@ -26,11 +31,19 @@ def bytes_into_busiest_rank(problem: Problem, pieces: Sequence[Pieces]) -> int:
     return int(into.max(initial=0))
 
 
-def message_bytes_for(into_busiest: int) -> int:
-    """The message size that suits a problem whose busiest rank takes in so many bytes, from the constants above."""
-    return int(np.clip(into_busiest // MESSAGES_INTO_BUSIEST_RANK, SMALLEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES))
+def message_bytes_for(into_busiest: int, link_bytes: float = math.inf) -> int:
+    """The message size that suits a problem, from the constants above: by the bytes that its busiest rank takes in, and by those
+    that a NIC carries in the time that the problem takes at least.
+    """
+    wanted = min(into_busiest / MESSAGES_INTO_BUSIEST_RANK, link_bytes / MESSAGES_OVER_BUSIEST_LINK)
+    return int(min(max(wanted, SMALLEST_MESSAGE_BYTES), LARGEST_MESSAGE_BYTES))
 
 
 def split_all(problem: Problem, pieces: Sequence[Pieces], most_bytes: int) -> list[Pieces]:
     """The pieces of each class with every one above `most_bytes` cut along its leading dims."""
     return [split_large(p, max(1, most_bytes // cls.itemsize)) for p, cls in zip(pieces, problem.classes, strict=True)]
+
+
+def depth_for(into_busiest: int, message_bytes: int) -> int:
+    """How many domains deep a chain may be, by the share of the time that filling it takes."""
+    return max(2, int(SHARE_OF_FILLING * into_busiest / message_bytes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from shardroute.planner.layouts.overlaps import Pieces, overlap
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing import direct, domain_relay, gather_broadcast, greedy
+from shardroute.planner.routing import direct, domain_relay, gather_broadcast, greedy, optimal
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.sizes import bytes_into_busiest_rank, message_bytes_for, split_all
 from shardroute.planner.routing.trees import TreeRule, plan_by_trees
@@ -32,8 +32,7 @@ def _by_trees(name: str, rule: TreeRule) -> Planner:
         if limit is None:
             limit = message_bytes_for(bytes_into_busiest_rank(problem, whole))
         pieces = split_all(problem, whole, limit)
-        largest = max((int(p.n_elements.max(initial=0)) * c.itemsize for p, c in zip(pieces, problem.classes, strict=True)), default=0)
-        return plan_by_trees(name, problem, pieces, topology, backend, rule, max(limit, largest), options)
+        return plan_by_trees(name, problem, pieces, topology, backend, rule, limit, options)
 
     return plan
 
@@ -68,6 +67,11 @@ STRATEGIES: Mapping[str, Strategy] = {
             "balances replicas, entry GPUs and relays over all tensors at once",
             greedy.plan,
         ),
+        Strategy(
+            "optimal",
+            "the same by linear programs, with the gap to what no plan beats",
+            optimal.plan,
+        ),
     )
 }
 
@@ -87,12 +91,22 @@ def make_plan(
     """
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r} is not known; expected one of {', '.join(STRATEGIES)}")
+    options = Options() if options is None else options
+    if message_bytes is not None:
+        options = replace(options, message_bytes=message_bytes)
+    return STRATEGIES[strategy].plan(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+
+
+def make_solution(problem: Problem, topology: Topology, options: Options | None = None) -> optimal.Solution:
+    """The plan of `optimal` with its objective, bound and gap. Raises as make_plan does."""
+    options = Options() if options is None else options
+    return optimal.solution(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+
+
+def backend_for(problem: Problem, topology: Topology) -> Backend:
+    """The library that is meant to carry the problem's steps on the topology; InputError where it has too few GPUs."""
     if problem.n_ranks > topology.n_gpus:
         raise InputError(
             f"the layouts use {problem.n_ranks} GPUs, but {topology.machine.name} x {topology.n_units} has {topology.n_gpus}"
         )
-    options = Options() if options is None else options
-    if message_bytes is not None:
-        options = replace(options, message_bytes=message_bytes)
-    backend = Backend.PROCESSES if topology.machine.kind is MachineKind.CPU else Backend.NCCL
-    return STRATEGIES[strategy].plan(problem, pieces_of(problem), topology, backend, options)
+    return Backend.PROCESSES if topology.machine.kind is MachineKind.CPU else Backend.NCCL

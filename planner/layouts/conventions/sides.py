@@ -19,6 +19,7 @@ from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import MAX_RANKS, Axis, ParallelSpec
 from shardroute.planner.layouts.tensors import Layout
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_bytes
 
 NameRule = Callable[[Parameter], tuple[str, ...]]
 RankRule = Callable[[Role], Ints]
@@ -96,10 +97,12 @@ def _fused(model: Model, names: NameRule) -> dict[str, list[Parameter]]:
 
 
 def holding_text(model: Model, layout: Layout) -> str:
-    """What the fullest and the emptiest rank hold, `12.3 to 14.5 GB a rank, most on rank 7`; no average over stages."""
+    """What the fullest and the emptiest rank hold, `12.3 GB to 14.5 GB a rank, most on rank 7`; no average over stages."""
     held = totals(model.tensors, layout)
     most, least = int(held.n_bytes.max()), int(held.n_bytes.min())
-    return f"{least / 1e9:.3g} to {most / 1e9:.3g} GB a rank, most on rank {int(held.rank[held.n_bytes.argmax()])}"
+    if format_bytes(least) == format_bytes(most):
+        return f"{format_bytes(most)} a rank"
+    return f"{format_bytes(least)} to {format_bytes(most)} a rank, most on rank {int(held.rank[held.n_bytes.argmax()])}"
 
 
 def scale_text(model: Model, cuts: CutRule) -> str:

@@ -38,7 +38,8 @@ def family_of(config: Config) -> Family:
     model_type = config.text("model_type")
     if model_type not in FAMILIES:
         raise InputError(
-            f"{config.where}: model_type {model_type!r} isn't known; expected {', '.join(sorted(FAMILIES))}. For any other "
-            "model, give its model.safetensors.index.json or a list of names, shapes and dtypes instead (docs/layouts.md)"
+            f"{config.where}: model_type {model_type!r} isn't known; expected {', '.join(sorted(FAMILIES))}. Any other model "
+            "can be moved too: write what each side holds as JSON, for --from-json and --to-json (docs/layouts.md), or read its "
+            "safetensors with shardroute.planner.exchange.load_safetensors"
         )
     return FAMILIES[model_type]

@@ -1,0 +1,59 @@
+"""`auto`: the plan that is predicted to be fastest, and why it was chosen.
+
+Strategies that can't win are not tried: below `TREES_BYTES` the balanced ones differ by rounding only, and `optimal` is tried
+where its program stays small.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardroute.planner.plans import Plan
+from shardroute.planner.problems import Problem
+from shardroute.planner.routing.options import Options
+from shardroute.planner.routing.strategies import make_plan, pieces_of
+from shardroute.planner.simulator.refit import predict
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.topologies import Topology
+from shardroute.topologies.units import format_seconds
+
+# Pairs of a pattern and a rank that needs it, above which `optimal` is not tried: its trees alone would be as many columns
+# (DeepSeek-V3
+# from 256 to 256 GPUs has 65,000 and takes 2 s; 2.8 T parameters over 4,096 GPUs 4 million).
+OPTIMAL_PAIRS = 200_000
+# Pairs above which the fixed rules are not tried beside `greedy`: planning and predicting each takes as long as the balanced
+# plan.
+RULES_PAIRS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan chosen, the seconds predicted for each strategy that was tried, and the reason in words."""
+
+    plan: Plan
+    predicted_s: tuple[tuple[str, float], ...]
+    reason: str
+
+
+def choose(problem: Problem, topology: Topology, calibration: Calibration, options: Options | None = None) -> Choice:
+    """The fastest plan by prediction among the strategies that suit the problem's size."""
+    n_pairs = sum(len(needers) for pieces in pieces_of(problem) for needers in pieces.needers)
+    tried: list[str] = ["greedy"]
+    left_out = []
+    if n_pairs <= OPTIMAL_PAIRS:
+        tried.append("optimal")
+    else:
+        left_out.append(f"optimal left out: {n_pairs:,} pairs of pattern and needing rank, it is tried up to {OPTIMAL_PAIRS:,}")
+    if n_pairs <= RULES_PAIRS:
+        tried += ["domain-relay", "direct"]
+    else:
+        left_out.append(f"fixed rules left out: they are tried up to {RULES_PAIRS:,} pairs")
+    plans = {strategy: make_plan(problem, topology, strategy, options=options) for strategy in tried}
+    seconds = {strategy: predict(plan, calibration).predicted_s for strategy, plan in plans.items()}
+    best = min(tried, key=lambda strategy: (seconds[strategy], tried.index(strategy)))
+    return Choice(plans[best], tuple(seconds.items()), _reason(best, seconds, left_out))
+
+
+def _reason(best: str, seconds: dict[str, float], left_out: Sequence[str]) -> str:
+    others = [f"{name} {format_seconds(value)}" for name, value in seconds.items() if name != best]
+    shown = f"{best} is predicted at {format_seconds(seconds[best])}" + (f", {', '.join(others)}" if others else "")
+    return "; ".join([shown, *left_out])

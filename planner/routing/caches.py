@@ -1,0 +1,69 @@
+"""Plans kept in a folder, so that a training loop plans once: the second call with the same problem, machine and options loads
+a file.
+
+A plan's key is a digest over all that planning reads. Files are plan files, nothing else; one that can't be read is planned anew.
+"""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from shardroute.planner.layouts.fragments import Fragments
+from shardroute.planner.plan_files import load_plan, save_plan
+from shardroute.planner.plans import Plan
+from shardroute.planner.problems import Problem
+from shardroute.planner.routing.options import Options
+from shardroute.planner.routing.strategies import make_plan
+from shardroute.topologies.errors import PlanError
+from shardroute.topologies.topologies import Topology, topology_to_dict
+
+# Part of every key: raise it when a strategy or the meaning of a plan changes, so that older files are not taken.
+VERSION = 1
+
+
+def plan_key(problem: Problem, topology: Topology, strategy: str, options: Options) -> str:
+    """The digest (hex) of what a plan follows from."""
+    sha = hashlib.sha256()
+    about = {"version": VERSION, "strategy": strategy, "options": asdict(options), "topology": topology_to_dict(topology)}
+    sha.update(msgspec.json.encode(about))
+    sha.update(msgspec.json.encode([problem.n_ranks, [(t.name, t.shape, t.dtype) for t in problem.tensors]]))
+    for layout in (problem.source, problem.target):
+        seen: dict[Fragments, int] = {}
+        for fragments, names in zip(layout.fragments, layout.buffers, strict=True):
+            if fragments not in seen:
+                seen[fragments] = len(seen)
+                for column in (
+                    fragments.rank, fragments.lo, fragments.hi, fragments.buffer, fragments.offset, fragments.strides,
+                    fragments.buffer_size,
+                ):  # fmt: skip
+                    sha.update(f"\n{column.dtype.str}{column.shape}".encode())
+                    sha.update(column.tobytes())
+            sha.update(msgspec.json.encode([seen[fragments], names]))
+    return sha.hexdigest()
+
+
+def cached_plan(
+    problem: Problem, topology: Topology, strategy: str, folder: str | Path, options: Options | None = None
+) -> tuple[Plan, bool]:
+    """The plan of `strategy`, from the folder if it is there, else planned and put there; and whether it was there."""
+    options = Options() if options is None else options
+    path = Path(folder) / f"{plan_key(problem, topology, strategy, options)}.plan"
+    if path.exists():
+        try:
+            return load_plan(path), True
+        except PlanError:
+            path.unlink(missing_ok=True)
+    plan = make_plan(problem, topology, strategy, options=options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        save_plan(plan, name)
+        os.replace(name, path)  # whole or not there, whoever else reads or writes
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return plan, False
