@@ -43,7 +43,8 @@ def list_machines(context: typer.Context, json: JsonFlag = False) -> None:
 
 @machines.command("show")
 def show_machine(
-    name: Annotated[str, typer.Argument(help="A machine's name, or the path of a .toml file.")], json: JsonFlag = False
+    name: Annotated[str, typer.Argument(help="A machine's name, or the path of a .toml file.", autocompletion=machine_names)],
+    json: JsonFlag = False,
 ) -> None:
     """Explain a machine: its figures, measured costs, and the source of each."""
     machine = load_machine(name)
@@ -87,7 +88,7 @@ def list_models(context: typer.Context, json: JsonFlag = False) -> None:
 
 @models.command("show")
 def show_model(
-    name: Annotated[str, typer.Argument(help="A shipped model, or the path of a config.json.")],
+    name: Annotated[str, typer.Argument(help="A shipped model, or the path of a config.json.", autocompletion=model_names)],
     scale: Annotated[int, typer.Option("--scale", help="Shrink every matrix by this factor (a square).")] = 1,
     json: JsonFlag = False,
 ) -> None:

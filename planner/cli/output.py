@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
+JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for programs instead of tables.")]
 
 
 def stdout() -> Console:

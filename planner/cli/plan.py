@@ -40,7 +40,7 @@ from shardroute.planner.routing.options import STAGING_BYTES, TIME_LIMIT_S, Opti
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
-from shardroute.topologies.machines import Machine, parse_machine
+from shardroute.topologies.machines import Machine, machine_names, parse_machine
 from shardroute.topologies.topologies import Topology, build_topology
 from shardroute.topologies.units import format_seconds, parse_bytes
 
@@ -48,7 +48,12 @@ AUTO = "auto"
 
 MachineOption = Annotated[
     str,
-    typer.Option("--machine", "-m", help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed.'),
+    typer.Option(
+        "--machine",
+        "-m",
+        help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed.',
+        autocompletion=machine_names,
+    ),
 ]
 CalibrationOption = Annotated[
     str | None,
@@ -60,6 +65,7 @@ StrategyOption = Annotated[
         "--strategy",
         "-s",
         help="; ".join([*(f"`{s.name}`: {s.summary}" for s in STRATEGIES.values()), f"`{AUTO}`: the fastest by prediction"]),
+        autocompletion=lambda: [*STRATEGIES, AUTO],
     ),
 ]
 
@@ -151,13 +157,18 @@ def plan_command(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Plan how a model, or a bare tensor, moves from one layout to another, and predict how long that takes.
+    """Plan how a model, a bare tensor, or layouts of your own move, and predict how long that takes.
 
-    A model:        shardroute plan --model qwen3-235b-a22b --from "TP4 x PP8 x EP16" --to "TP8 x DP16"
-    --machine dgx-h100 -o q.plan
+    \b
+    A model:
+      shardroute plan --model qwen3-235b-a22b --from "TP4 x PP8 x EP16" \\
+        --to "TP8 x DP16" --machine dgx-h100 -o q.plan
 
-    A bare tensor:  shardroute plan --shape 256,2048,7168 --from-mesh ep=16 --from-placements S0
-    --to-mesh dp=8,tp=32 --to-placements R,S1 --machine "dgx-h100 x 34"
+    \b
+    A bare tensor:
+      shardroute plan --shape 256,2048,7168 --from-mesh ep=16 \\
+        --from-placements S0 --to-mesh dp=8,tp=32 --to-placements R,S1 \\
+        --machine "dgx-h100 x 34"
     """
     request = Asked(
         model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,

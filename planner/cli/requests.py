@@ -8,7 +8,7 @@ import typer
 
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.exchange import load_layout, problem_between
-from shardroute.planner.layouts import CONVENTIONS, load_model, parse_spec
+from shardroute.planner.layouts import CONVENTIONS, load_model, model_names, parse_spec
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import refit_problem
 from shardroute.topologies.errors import InputError
@@ -18,7 +18,12 @@ _KNOWN = ", ".join(sorted(CONVENTIONS))
 
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", help="A shipped model (`shardroute models`), or the path of a config.json.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--model",
+        help="A shipped model (`shardroute models`), or the path of a config.json.",
+        rich_help_panel=_MODEL,
+        autocompletion=model_names,
+    ),
 ]
 FromOption = Annotated[str | None, typer.Option("--from", help='Training layout, "TP4 x PP8 x EP16".', rich_help_panel=_MODEL)]
 ToOption = Annotated[str | None, typer.Option("--to", help='Inference layout, "TP8 x DP16".', rich_help_panel=_MODEL)]
