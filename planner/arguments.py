@@ -33,7 +33,9 @@ def tensor_problem(
     target_placements = parse_placements("--to-placements", to_placements)
     if any(isinstance(placement, Partial) for placement in target_placements):
         raise InputError(f"--to-placements {to_placements!r}: a destination can't be partial; use S0, S1, ... or R")
-    return one_tensor(dims, dtype, place(dims, source, source_placements), place(dims, target, target_placements))
+    n_ranks = 1 + max(*source.ranks, *target.ranks)
+    held, needed = place(dims, source, source_placements), place(dims, target, target_placements)
+    return one_tensor(dims, dtype, held, needed, n_ranks=n_ranks)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -84,8 +84,10 @@ class Problem:
         return sum(t.n_bytes for t in self.tensors)
 
 
-def one_tensor(shape: Sequence[int], dtype: str, source: Fragments, target: Fragments, name: str = "tensor") -> Problem:
-    """The problem of moving a single tensor; n_ranks covers every rank that either side names."""
-    ranks = np.concatenate([np.zeros(1, np.int32), source.rank, target.rank])
+def one_tensor(
+    shape: Sequence[int], dtype: str, source: Fragments, target: Fragments, name: str = "tensor", n_ranks: int = 1
+) -> Problem:
+    """The problem of moving a single tensor over `n_ranks` ranks, or as many as its fragments name if that is more."""
+    ranks = np.concatenate([[n_ranks - 1], source.rank, target.rank])
     tensor = Tensor(name, tuple(shape), dtype)
     return Problem((tensor,), Layout((source,), ((name,),)), Layout((target,), ((name,),)), int(ranks.max()) + 1)

@@ -291,7 +291,7 @@ def test_virtual_stages_go_round_the_pipeline() -> None:
     [
         ("PP2 x VPP3", "PP2 x VPP3: PP2 x VPP3 = 6 virtual stages don't divide the 8 layers of tiny, and no list is given"),
         ("VPP2", "VPP2: VPP2 splits the layers of a pipeline rank, but PP is 1; leave VPP out"),
-        ("PP2[1,2,3,4] x VPP2", "the stages hold 10 layers, but tiny has 8; an even choice is PP4[2,2,2,2]"),
+        ("PP2[1,2,3,4] x VPP2", "the stages hold 10 layers, but tiny has 8; an even choice is PP2[2,2,2,2]"),
     ],
 )
 def test_virtual_stages_that_do_not_fit_are_refused(spec: str, message: str) -> None:

@@ -94,3 +94,22 @@ def test_layout_takes_a_file_or_a_model(arguments) -> None:
 
 def test_the_schema_of_layout_files_is_printed() -> None:
     assert json.loads(run("layout", "--json-schema"))["$ref"] == "#/$defs/LayoutDocument"
+
+
+def test_a_model_that_no_family_describes_is_planned_from_its_safetensors_index(tmp_path) -> None:
+    for name, tensor in (("a", "x"), ("b", "y")):
+        head = json.dumps({tensor: {"dtype": "BF16", "shape": [8, 6], "data_offsets": [0, 96]}}).encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(96))
+    index = {"metadata": {}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    layout = {"mesh": {"axes": ["tp"], "sizes": [2], "ranks": [2, 3]}, "placements": ["S0"]}
+    tensors = [{"name": name, "shape": [8, 6], "dtype": "bf16", "layout": layout} for name in "xy"]
+    served = tmp_path / "served.json"
+    served.write_text(json.dumps({"format": "shardroute-layout", "version": 1, "tensors": tensors}))
+    source = tmp_path / "model.safetensors.index.json"
+
+    planned = json.loads(run("plan", "--from-json", source, "--to-json", served, "--machine", "dgx-h100", "--json"))
+    shown = run("layout", "--from-json", tmp_path, "--rank", "1")
+
+    assert (planned["n_src_gpus"], planned["n_dst_gpus"], planned["n_bytes_moved"]) == (2, 2, 192)
+    assert "[0:8, 0:6] of (8, 6), bf16" in shown

@@ -58,7 +58,8 @@ def test_the_parameters_of_a_shipped_model_add_up_to_the_published_count(name: s
 
     assert model.n_parameters == PUBLISHED[name] + NOT_COUNTED.get(name, 0)
     assert model.published is not None
-    assert model.published.n_parameters == model.n_parameters
+    assert model.published.agrees_with(model.n_parameters)
+    assert model.published.within <= model.published.n_parameters // 10
     assert "huggingface.co/" in model.published.source
     assert {t.dtype for t in model.tensors if not t.name.endswith("e_score_correction_bias")} == {"bf16"}
     assert len({t.name for t in model.tensors}) == len(model.tensors)
@@ -466,7 +467,7 @@ def test_an_unsupported_model_type_is_refused_with_the_supported_ones(tmp_path: 
 
     message = str(caught.value)
     assert "model_type 'mamba' isn't known; expected deepseek_v3, glm4_moe, gpt_oss, kimi_k2, llama" in message
-    assert "give its model.safetensors.index.json or a list of names, shapes and dtypes instead" in message
+    assert "--from-json and --to-json take a layout of your own" in message
 
 
 def test_an_unknown_dtype_is_refused_with_its_key(tmp_path: Path) -> None:

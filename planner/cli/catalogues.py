@@ -7,6 +7,7 @@ import typer
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
+from shardroute.planner.layouts.models import PublishedCount
 from shardroute.topologies.calibrations import calibration_names, calibration_to_dict, load_calibration
 from shardroute.topologies.machines import MachineKind, load_machine, machine_names, machine_to_dict
 from shardroute.topologies.units import format_bandwidth, format_bytes
@@ -79,7 +80,7 @@ def list_models(context: typer.Context, json: JsonFlag = False) -> None:
     print_table(
         ["model", "family", "parameters", "published"],
         [
-            [m.name, m.family, f"{m.n_parameters:,}", "-" if m.published is None else f"{m.published.n_parameters:,}"]
+            [m.name, m.family, f"{m.n_parameters:,}", "-" if m.published is None else _published_text(m.published)]
             for m in found
         ],
         right=["parameters", "published"],
@@ -106,6 +107,13 @@ def show_model(
     )
     facts = [("parameters", f"{model.n_parameters:,}"), ("bytes", format_bytes(sum(t.n_bytes for t in model.tensors)))]
     if published is not None and model.published is not None and scale == 1:
-        verdict = "equal" if published == model.n_parameters else "DIFFERENT"
-        facts.append(("published", f"{published:,} ({verdict}; {model.published.source})"))
+        verdict = "agrees" if model.published.agrees_with(model.n_parameters) else "DIFFERS"
+        facts.append(("published", f"{_published_text(model.published)}, {verdict} ({model.published.source})"))
     print_facts(f"\n{model.name}", facts)
+
+
+def _published_text(published: PublishedCount) -> str:
+    """The published count; a rounded one with its precision."""
+    if published.within < 1_000_000:
+        return f"{published.n_parameters:,}" + (f" +- {published.within:,}" if published.within else "")
+    return f"{published.n_parameters / 1e9:,.5g}e9 +- {published.within / 1e9:.2g}e9"

@@ -12,7 +12,7 @@ from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.coverage import coverage
-from shardroute.planner.exchange import load_layout, problem_between
+from shardroute.planner.exchange import problem_between, read_inventory
 from shardroute.planner.memories import bytes_in_place, check_memory
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Lane, Plan, lane_of
@@ -123,7 +123,7 @@ def check_command(
 
 def _check_layouts(from_json: str, to_json: str, json: bool) -> None:
     """Print what two layout files come to. Raises InfeasibleError when something is lacking, after printing it."""
-    source, target = load_layout(from_json), load_layout(to_json)
+    source, target = read_inventory(from_json), read_inventory(to_json)
     problem = problem_between(source, target)
     with progress("checking"):
         check_memory(target.tensors, target.layout)

@@ -9,7 +9,7 @@ import typer
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import MtpOption, PrecisionOption
-from shardroute.planner.exchange import Inventory, layout_schema, load_layout, save_layout
+from shardroute.planner.exchange import Inventory, layout_schema, read_inventory, save_layout
 from shardroute.planner.layouts import CONVENTIONS, lay_out, load_model, parse_spec
 from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
 from shardroute.topologies.errors import InputError
@@ -42,7 +42,7 @@ def layout_command(
     if from_json is not None:
         if model is not None or spec is not None:
             raise InputError("--from-json doesn't go with --model or --spec: a layout is a file's or a model's")
-        title, inventory = from_json, load_layout(from_json)
+        title, inventory = from_json, read_inventory(from_json)
     elif model is None or spec is None:
         raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
     else:

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for programs instead of tables.")]
+
+
+# A first column up to this wide is never folded; longer ones (tensor names) fold so that numbers keep their units.
+_LONGEST_KEY = 24
 
 
 def stdout() -> Console:
@@ -46,9 +50,13 @@ def print_table(
 ) -> None:
     """Print rows under headings; columns named in `right` are aligned to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    cells = [list(row) for row in rows]
     for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=i == 0 or name in right)
-    for row in rows:
+        widest = max(len(name), *(len(row[i]) for row in cells), 0)
+        keep = name in right or (i == 0 and widest <= _LONGEST_KEY)
+        justify: JustifyMethod = "right" if name in right else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=keep, min_width=widest if keep else None)
+    for row in cells:
         table.add_row(*row)
     stdout().print(table, markup=False)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shardroute.planner.arguments import tensor_problem
-from shardroute.planner.exchange import load_layout, problem_between
+from shardroute.planner.exchange import problem_between, read_inventory
 from shardroute.planner.layouts import CONVENTIONS, load_model, model_names, parse_spec
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import refit_problem
@@ -76,7 +76,10 @@ ToRanksOption = Annotated[
     typer.Option("--to-ranks", help="Ranks of the destination mesh; default: after the source's.", rich_help_panel=_TENSOR),
 ]
 FromJsonOption = Annotated[
-    str | None, typer.Option("--from-json", help="A layout file for the source (docs/layouts.md).", rich_help_panel=_FILES)
+    str | None,
+    typer.Option(
+        "--from-json", help="The source: a layout file (docs/layouts.md), or a safetensors checkpoint.", rich_help_panel=_FILES
+    ),
 ]
 ToJsonOption = Annotated[str | None, typer.Option("--to-json", help="A layout file for the destination.", rich_help_panel=_FILES)]
 
@@ -174,7 +177,7 @@ class Asked:
     def _of_files(self) -> Request:
         if self.from_json is None or self.to_json is None:
             raise InputError("layouts of your own come in two files: --from-json SOURCE and --to-json DESTINATION")
-        source, target = load_layout(self.from_json), load_layout(self.to_json)
+        source, target = read_inventory(self.from_json), read_inventory(self.to_json)
         if source.aliases and target.aliases:
             raise InputError(
                 f"{self.from_json} and {self.to_json} name aliases: a plan can't yet use bytes that already lie in place; "

@@ -17,6 +17,7 @@ from shardroute.planner.exchange.dtensors import (
 from shardroute.planner.exchange.inventories import Inventory, inventory_of, problem_between
 from shardroute.planner.exchange.jax_shardings import from_named_sharding, from_partition_spec
 from shardroute.planner.exchange.layout_files import layout_schema, load_layout, parse_layout, save_layout
+from shardroute.planner.exchange.read import read_inventory
 from shardroute.planner.exchange.safetensors import load_safetensors, read_safetensors_header
 from shardroute.planner.exchange.shardings import Sharding
 
@@ -40,6 +41,7 @@ __all__ = [
     "load_safetensors",
     "parse_layout",
     "problem_between",
+    "read_inventory",
     "read_safetensors_header",
     "save_layout",
     "to_torch",

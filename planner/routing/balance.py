@@ -78,24 +78,27 @@ def chunks_of(entries: Entries, n_patterns: int, chunk_bytes: int) -> Chunks:
 
 def balance(
     patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, bound_s: float, *, staging: bool, most_depth: int,
-    good_enough: float = 1.0,
+    good_enough: float = 1.0, start: Balanced | None = None,
 ) -> Balanced:
     """Trees for all chunks. Stops early when the busiest link is within `good_enough` of `bound_s`.
 
-    Only GPUs 0 to n_ranks - 1 take part. Without `staging` a piece goes only through ranks that hold or need it.
+    Only GPUs 0 to n_ranks - 1 take part. Without `staging` a piece goes only through ranks that hold or need it. Chunks that have
+    a tree in `start` keep it, unless it crosses a link that stays too busy.
     """
     reference = bound_s if bound_s > 0 else 1.0
     inv, inv_up = link_shares(topology, n_ranks, reference)
     load, up = np.zeros_like(inv), np.zeros_like(inv_up)
     work = _Work(patterns, chunks, topology, n_ranks, inv, inv_up, most_depth)
     order = np.lexsort((np.arange(len(chunks.pattern)), -chunks.n_bytes))
+    if start is not None:
+        work.take(start, load, up)
 
     def sweep(above: float, stage: bool) -> float:
         work.sweep(order, above, load, up, stage)
         return float(work.kernel.busiest(load, up))
 
     # Staging costs memory and a second hop, so it comes in only where routes without it leave a link too busy.
-    best, kept = sweep(0.0, False), None
+    best, kept = sweep(np.inf, False), None
     for stage in (False, True) if staging else (False,):
         calm = 0
         for turn in range(MOST_SWEEPS):
@@ -159,6 +162,7 @@ class _Work:
             *patterns.holders, *patterns.needers,
         )  # fmt: skip
         self._most_depth = most_depth
+        self._least_inv = float(inv[0].min())
         self.kernel = compiled(balance_kernel) if first[-1] > COMPILE_HOPS else balance_kernel
 
     def sweep(
@@ -168,13 +172,41 @@ class _Work:
         inv, inv_up = self._links
         self.kernel.sweep(
             order, above, *self._sizes, self._first, self._count, load, inv, up, inv_up, *self._table, int(staging),
-            self._most_depth, *self._ends, self._kind, *self._scratch,
+            self._most_depth, self._least_inv, *self._ends, self._kind, *self._scratch,
         )  # fmt: skip
+
+    def take(self, given: Balanced, load: NDArray[np.float64], up: NDArray[np.float64]) -> None:
+        """Begin with these trees, where a chunk has one; adds their loads to those given."""
+        inv, inv_up = self._links
+        hop, chunk = _hops(given)
+        at = self._first[chunk] + hop - given.first[chunk]
+        for mine, theirs in zip(self._ends, (given.src, given.dst, given.parent), strict=True):
+            mine[at] = theirs[hop]
+        self._kind[at] = given.kind[hop]
+        self._count[:] = given.count
+        lane = given.kind[hop] % balance_kernel.STAGED
+        n_bytes = self._sizes[1][chunk]
+        src, dst = given.src[hop], given.dst[hop]
+        for rows, out_row, in_row in (
+            (lane == balance_kernel.HAND_OVER, 2, 3),
+            (lane < balance_kernel.HAND_OVER, 0, 1),
+        ):
+            np.add.at(load[out_row], src[rows], n_bytes[rows] * inv[out_row, src[rows]])
+            np.add.at(load[in_row], dst[rows], n_bytes[rows] * inv[in_row, dst[rows]])
+        far = lane < balance_kernel.HAND_OVER
+        of_domain = self._table[0][src[far]]
+        np.add.at(up, of_domain, n_bytes[far] * inv_up[of_domain])
 
     def trees(self) -> Balanced:
         """A copy of the trees as they are."""
         src, dst, parent = (column.copy() for column in self._ends)
         return Balanced(self._first, self._count.copy(), src, dst, parent, self._kind.copy(), 0.0)
+
+
+def _hops(given: Balanced) -> tuple[Ints, Ints]:
+    """The positions of all hops, and the chunk of each."""
+    chunk = np.repeat(np.arange(len(given.count)), given.count)
+    return given.first[chunk] + np.arange(len(chunk)) - (np.cumsum(given.count) - given.count)[chunk], chunk
 
 
 def link_loads(

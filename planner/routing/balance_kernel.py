@@ -152,8 +152,8 @@ def entry_of(
 def route(
     pattern: int, n_bytes: float, at: int, load: Array, inv: Array, up: Array, inv_up: Array, domain: Array, member_ptr: Array,
     members: Array, local_ptr: Array, local: Array, group_ptr: Array, group_domain: Array, group_home: Array, holder_ptr: Array,
-    holders: Array, needer_ptr: Array, needers: Array, staging: int, most_depth: int, hop_src: Array, hop_dst: Array, hop_parent:
-    Array,
+    holders: Array, needer_ptr: Array, needers: Array, staging: int, most_depth: int, least_inv: float,
+    hop_src: Array, hop_dst: Array, hop_parent: Array,
     hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array, has_first: Array, has_count: Array, reach: Array,
     out_price: Array, out_at: Array,
 ) -> int:
@@ -204,10 +204,15 @@ def route(
         if reach[target] >= 0:
             continue
         sender, cheapest = -1, HUGE
-        for g in range(g0, g1):
-            j = g - g0
-            if reach[j] < 0 or reach[j] >= most_depth:
+        for step in range(-1, g1 - g0):
+            j = step
+            if step < 0:  # the domain served last comes first: where its link is nearly idle, no other can be cheaper
+                j = served
+            elif cheapest <= (1.0 + BRANCH_FACTOR) * IDLE_PRICE * n_bytes * least_inv:
+                break
+            if j < 0 or reach[j] < 0 or reach[j] >= most_depth or (step >= 0 and j == served):
                 continue
+            g = g0 + j
             if out_price[j] < 0.0:
                 d = group_domain[g]
                 out_price[j], out_at[j] = exit_of(
@@ -298,7 +303,7 @@ def sweep(
     Array,
     inv_up: Array, domain: Array, member_ptr: Array, members: Array, local_ptr: Array, local: Array, group_ptr: Array,
     group_domain: Array, group_home: Array, holder_ptr: Array, holders: Array, needer_ptr: Array, needers: Array, staging: int,
-    most_depth: int,
+    most_depth: int, least_inv: float,
     hop_src: Array, hop_dst: Array, hop_parent: Array, hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array,
     has_first: Array, has_count: Array, reach: Array, out_price: Array, out_at: Array,
 ) -> int:
@@ -325,7 +330,8 @@ def sweep(
         n_hops[c] = route(
             pattern[c], n_bytes[c], at, load, inv, up, inv_up, domain, member_ptr, members, local_ptr, local, group_ptr,
             group_domain,
-            group_home, holder_ptr, holders, needer_ptr, needers, staging, most_depth, hop_src, hop_dst, hop_parent, hop_kind,
+            group_home, holder_ptr, holders, needer_ptr, needers, staging, most_depth, least_inv, hop_src, hop_dst, hop_parent,
+            hop_kind,
             has_rank, has_hop,
             has_depth, has_first, has_count, reach, out_price, out_at,
         )

@@ -38,11 +38,11 @@ def lower(
     message_bytes: int,
     options: Options,
 ) -> Plan:
-    """The plan that moves every entry by its tree. No entry may be above `message_bytes`; a bundle holds as many as fit in it.
+    """The plan that moves every entry by its tree, in bundles of about `message_bytes`; at most that if the options ask for it.
 
     Bundles on trees that stage are small enough for `options.staging_bytes`, if their largest piece is.
     """
-    bundling = _bundle(routes, message_bytes, options.staging_bytes)
+    bundling = _bundle(routes, message_bytes, options.staging_bytes, strict=options.message_bytes is not None)
     walk = _walk(routes, bundling, topology)
     slots = _assign_slots(routes, bundling, walk, options.staging_bytes)
     return Plan(
@@ -69,7 +69,7 @@ class _Bundling:
     slot_bytes: Ints
 
 
-def _bundle(routes: Routes, message_bytes: int, staging_bytes: int) -> _Bundling:
+def _bundle(routes: Routes, message_bytes: int, staging_bytes: int, *, strict: bool) -> _Bundling:
     """Entries cut into bundles of at most `message_bytes` along each tree; a quarter of the staging memory where the tree stages.
     """
     stages = np.zeros(len(routes.tree_ptr) - 1, dtype=bool)
@@ -85,6 +85,12 @@ def _bundle(routes: Routes, message_bytes: int, staging_bytes: int) -> _Bundling
     ends = np.cumsum(taken)
     within = ends - np.repeat((ends - taken)[first_of_tree], n_entries)
     number = np.maximum(within - 1, 0) // limit
+    if not strict:
+        # Even parts, as many as come nearest to the limit: a remainder would be a message of its own.
+        total = np.repeat(np.add.reduceat(taken, first_of_tree) if len(order) else taken, n_entries)
+        parts = np.maximum(1, (total + limit // 2) // limit)
+        even = np.minimum((within - taken // 2) * parts // np.maximum(total, 1), parts - 1)
+        number = np.where(stages[tree], number, even)
     starts = np.flatnonzero((np.diff(tree, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0))
     bundle_tree = tree[starts]
     ptr = np.append(starts, len(order))

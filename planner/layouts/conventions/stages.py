@@ -60,7 +60,7 @@ def given_stages(model: Model, spec: ParallelSpec) -> Stages | None:
     if total != model.n_layers:
         raise InputError(
             f"{spec}: the stages hold {total} layers, but {model.name} has {model.n_layers}; "
-            f"an even choice is {_example(model.n_layers, len(spec.stage_layers))}"
+            f"an even choice is {_example(model.n_layers, spec.size(Axis.PP), len(spec.stage_layers))}"
         )
     return Stages(spec.stage_layers, "as given", spec.size(Axis.VPP))
 
@@ -80,7 +80,8 @@ def strict_stages(model: Model, spec: ParallelSpec) -> Stages:
     if n_virtual > 1:
         raise InputError(
             f"{spec}: PP{spec.size(Axis.PP)} x VPP{n_virtual} = {n_stages} virtual stages don't divide the {n_layers} layers of "
-            f"{model.name}, and no list is given; list the layers of each in the order of the layers, PP{spec.size(Axis.PP)}[...]"
+            f"{model.name}, and no list is given; list the layers of each, in the order of the layers"
+            + (f": {_example(n_layers, spec.size(Axis.PP), n_stages)}" if n_stages <= n_layers else "")
         )
     for split in model.pipeline_splits:
         if len(split.layers) == n_stages:
@@ -97,7 +98,7 @@ def strict_stages(model: Model, spec: ParallelSpec) -> Stages:
     raise InputError(
         f"{spec}: PP{n_stages} doesn't divide the {n_layers} layers of {model.name}, and no list is given; "
         f"use PP{' or PP'.join(near)}"
-        + (f", or list the layers of each stage: {_example(n_layers, n_stages)}" if n_stages <= n_layers else "")
+        + (f", or list the layers of each stage: {_example(n_layers, n_stages, n_stages)}" if n_stages <= n_layers else "")
     )
 
 
@@ -124,9 +125,9 @@ def vllm_stages(model: Model, spec: ParallelSpec) -> Stages:
     )
 
 
-def _example(n_layers: int, n_stages: int) -> str:
-    """The most even stage list, shorter at both ends, where the embedding and the output layer are."""
-    base, extra = divmod(n_layers, n_stages)
-    first = (n_stages - extra) // 2 + (n_stages - extra) % 2
-    layers = [base + (first <= i < first + extra) for i in range(n_stages)]
+def _example(n_layers: int, n_stages: int, n_parts: int) -> str:
+    """The most even list of `n_parts` (virtual) stages, shorter at both ends, where the embedding and the output layer are."""
+    base, extra = divmod(n_layers, n_parts)
+    first = (n_parts - extra) // 2 + (n_parts - extra) % 2
+    layers = [base + (first <= i < first + extra) for i in range(n_parts)]
     return f"PP{n_stages}[{','.join(str(n) for n in layers)}]"

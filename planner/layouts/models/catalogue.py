@@ -25,6 +25,7 @@ _CONFIGS = Path(__file__).parent / "configs"
 class _Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_parameters: int
     source: str
+    within: int = 0
 
 
 class _Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +66,7 @@ def _found(name_or_path: str, scale: int, mtp: bool) -> Model:
         about = read_toml(folder / "about.toml", _About)
         return replace(
             _build(name_or_path, Config.read(folder, mtp), scale),
-            published=PublishedCount(about.published.n_parameters, about.published.source),
+            published=PublishedCount(about.published.n_parameters, about.published.source, about.published.within),
             pipeline_splits=tuple(PipelineSplit(split.layers, split.source) for split in about.pipeline_splits),
         )
     if not os.path.exists(name_or_path):  # unlike Path.exists, false for a name that no file can have

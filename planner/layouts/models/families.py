@@ -39,7 +39,7 @@ def family_of(config: Config) -> Family:
     if model_type not in FAMILIES:
         raise InputError(
             f"{config.where}: model_type {model_type!r} isn't known; expected {', '.join(sorted(FAMILIES))}. Any other model "
-            "can be moved too: write what each side holds as JSON, for --from-json and --to-json (docs/layouts.md), or read its "
-            "safetensors with shardroute.planner.exchange.load_safetensors"
+            "can be moved too: --from-json and --to-json take a layout of your own (docs/layouts.md) or a safetensors checkpoint "
+            "with its model.safetensors.index.json"
         )
     return FAMILIES[model_type]

@@ -103,10 +103,18 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class PublishedCount:
-    """How many parameters the model's makers say it has, and where they say so."""
+    """How many parameters the model's makers say it has, and where they say so.
+
+    `within` is how far a count may lie from that: half of the last digit where the figure is rounded, 0 where it is exact.
+    """
 
     n_parameters: int
     source: str
+    within: int = 0
+
+    def agrees_with(self, n_parameters: int) -> bool:
+        """Whether a count is what was published, to its precision."""
+        return abs(n_parameters - self.n_parameters) <= self.within
 
 
 @dataclass(frozen=True, slots=True)
