@@ -23,6 +23,9 @@ from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
 
+_LANES = 1 << 8  # the lane column is one byte
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTasks:
     """The tasks of a plan: those of step i are first[i] to first[i + 1] - 1. `n_bytes` is what all of them copy or send."""
@@ -166,7 +169,7 @@ def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: 
     step = np.repeat(np.arange(len(steps)), n_tasks)
     first = np.cumsum(n_tasks) - n_tasks
     delay_s, amount = delay[step], plan.step_bytes[step].astype(np.float64)
-    lane = np.where(copy, steps.src.astype(np.int64) * 256 + steps.lane, -1)[step]
+    lane = np.where(copy, steps.src.astype(np.int64) * _LANES + steps.lane, -1)[step]
     lengths = used.sum(axis=1)[step]
     for i, found in rings.items():
         for k, ring in enumerate(found):

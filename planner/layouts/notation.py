@@ -185,8 +185,8 @@ def _axis(text: str, name: str) -> Axis:
         return Axis(name.lower())
     except ValueError:
         close = difflib.get_close_matches(name.lower(), list(Axis), n=1)
-        meant = f"did you mean {close[0].upper()}? " if close else ""
-        raise InputError(f"layout {text!r}: axis {name!r} is unknown; {meant}Axes are {known}") from None
+        meant = f"did you mean {close[0].upper()}? The" if close else "the"
+        raise InputError(f"layout {text!r}: axis {name!r} is unknown; {meant} axes are {known}") from None
 
 
 def _size(text: str, digits: str) -> int:

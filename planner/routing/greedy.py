@@ -26,9 +26,8 @@ from shardroute.planner.routing.sizes import (
 )
 from shardroute.topologies.topologies import Topology
 
-# A chunk is at most this share of what the busiest rank takes in, so that rounding to chunks costs a few percent of a link's
-# load.
-CHUNKS_INTO_BUSIEST_RANK = 100
+# A chunk is at most this share of what a NIC carries in the least time: rounding to chunks costs a percent of a link's load.
+CHUNKS_OVER_BUSIEST_LINK = 200
 # Balancing stops when the busiest link is this near to the bound.
 GOOD_ENOUGH = 1.01
 
@@ -63,9 +62,9 @@ class Chunked:
 
 
 def cut_into_chunks(
-    problem: Problem, whole: Sequence[Pieces], topology: Topology, options: Options, link_chunks: int | None = None
+    problem: Problem, whole: Sequence[Pieces], topology: Topology, options: Options, n_chunks: int = CHUNKS_OVER_BUSIEST_LINK
 ) -> Chunked:
-    """The problem in chunks: 1 / 100 of the busiest rank's intake, or 1 / `link_chunks` of what a NIC carries in `bound_s`."""
+    """The problem in chunks of 1 / `n_chunks` of what a NIC carries in `bound_s`, or of the busiest rank's intake if less."""
     into = bytes_into_busiest_rank(problem, whole)
     bound_s = busiest_bound_s(patterns_of(*entries_of(problem, whole), topology), topology, problem.n_ranks)
     nic = float(np.median(topology.nic_Bps[: problem.n_ranks]))
@@ -74,7 +73,7 @@ def cut_into_chunks(
     message_bytes = options.message_bytes
     if message_bytes is None:
         message_bytes = message_bytes_for(into, link_bytes if crossing else math.inf)
-    share = into // CHUNKS_INTO_BUSIEST_RANK if link_chunks is None else min(into, int(link_bytes)) // link_chunks
+    share = min(into, int(link_bytes)) // n_chunks
     chunk_bytes = max(min(SMALLEST_PIECE_BYTES, message_bytes), min(share, message_bytes))
     pieces = split_all(problem, whole, chunk_bytes)
     entries, holders, needers = entries_of(problem, pieces)

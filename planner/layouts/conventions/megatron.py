@@ -31,6 +31,7 @@ import numpy as np
 
 from shardroute.planner.layouts.conventions import roles
 from shardroute.planner.layouts.conventions.buffers import Cut, even, everywhere, intervals, keep, padded, segmented
+from shardroute.planner.layouts.conventions.experts import stacked_cuts
 from shardroute.planner.layouts.conventions.megatron_names import OUTPUT_LAYER, MegatronNames
 from shardroute.planner.layouts.conventions.sides import (
     Cutting,
@@ -132,22 +133,13 @@ def _cuts(model: Model, parameter: Parameter, tp: int, ep: int, etp: int) -> Cut
 
 def _expert_cuts(role: Role, shape: tuple[int, ...], ep: int, etp: int) -> Cutting:
     experts = even(shape[0], ep)
+    if (alike := stacked_cuts(role, shape, experts, etp)) is not None:
+        return alike
     match role:
-        case Role.EXPERT_GATE:
-            return Cutting([experts, even(shape[1], etp, buffer=2 * shape[1] // etp), keep(shape[2])])
-        case Role.EXPERT_UP:
-            width = shape[1] // etp
-            return Cutting([experts, even(shape[1], etp, before=width, buffer=2 * width), keep(shape[2])])
-        case Role.EXPERT_UNGATED_UP:
-            return Cutting([experts, even(shape[1], etp), keep(shape[2])])
-        case Role.EXPERT_DOWN:
-            return Cutting([experts, keep(shape[1]), even(shape[2], etp)])
         case Role.EXPERT_GATE_UP:  # [E, h, f, 2] to [n_local, 2, f / etp, h]
             return Cutting([experts, keep(shape[1]), even(shape[2], etp), keep(2)], (0, 3, 2, 1))
         case Role.EXPERT_GATE_UP_BIAS:
             return Cutting([experts, even(shape[1], etp), keep(2)], (0, 2, 1))
-        case Role.EXPERT_DOWN_TRANSPOSED:
-            return Cutting([experts, even(shape[1], etp), keep(shape[2])], (0, 2, 1))
         case _:
             assert role is Role.EXPERT_DOWN_BIAS, role
             return Cutting([experts, everywhere(shape[1], etp)])

@@ -12,6 +12,7 @@ import numpy as np
 
 from shardroute.planner.layouts.conventions import roles
 from shardroute.planner.layouts.conventions.buffers import Cut, balanced, even, everywhere, intervals, keep, padded, segmented
+from shardroute.planner.layouts.conventions.experts import stacked_cuts
 from shardroute.planner.layouts.conventions.scales import first_off_grid, shared_blocks
 from shardroute.planner.layouts.conventions.sides import (
     Cutting,
@@ -170,22 +171,13 @@ def _cuts(model: Model, parameter: Parameter, tp: int, latent: tuple[int, int] |
 def _expert_cuts(parameter: Parameter, ep: int, tp: int) -> Cutting:
     role, shape = parameter.role, parameter.tensor.shape
     experts = balanced(shape[0], ep)
+    if (alike := stacked_cuts(role, shape, experts, tp)) is not None:
+        return alike
     match role:
-        case Role.EXPERT_GATE:
-            return Cutting([experts, even(shape[1], tp, buffer=2 * shape[1] // tp), keep(shape[2])])
-        case Role.EXPERT_UP:
-            width = shape[1] // tp
-            return Cutting([experts, even(shape[1], tp, before=width, buffer=2 * width), keep(shape[2])])
-        case Role.EXPERT_UNGATED_UP:
-            return Cutting([experts, even(shape[1], tp), keep(shape[2])])
-        case Role.EXPERT_DOWN:
-            return Cutting([experts, keep(shape[1]), even(shape[2], tp)])
         case Role.EXPERT_GATE_UP:  # [E, h, f, 2] to [n_local, f / tp, 2, h]: gate and up rows in turn, as in the file
             return Cutting([experts, keep(shape[1]), even(shape[2], tp), keep(2)], (0, 2, 3, 1))
         case Role.EXPERT_GATE_UP_BIAS:
             return Cutting([experts, even(shape[1], tp), keep(2)])
-        case Role.EXPERT_DOWN_TRANSPOSED:
-            return Cutting([experts, even(shape[1], tp), keep(shape[2])], (0, 2, 1))
         case _:  # added once: the other ranks keep the zeros that they start with
             assert role is Role.EXPERT_DOWN_BIAS, role
             return Cutting([experts, everywhere(shape[1], tp, only_first=True)])
