@@ -1,11 +1,12 @@
 """What this machine's processes cost: a calibration fitted to runs of small plans by the very executor that it will predict.
 
-The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_bytes / copy_Bps of
-CPU time, and all ranks that have work share `cores` cores.
+The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_runs * run_s +
+n_bytes / copy_Bps of CPU time, and wait_s more when it waits for another rank's step; ranks that have work share `cores` cores.
 
-Three kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, none of them in a cache. Their
-median times are three equations with three unknowns. Then twice as many ranks as there are CPUs copy at once; the CPU time
-that the model says this takes, over the time that it took, is `cores`.
+Four kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, one of short rows, none of them
+in a cache. Their median times are four equations with four unknowns. Then twice as many ranks as there are CPUs copy at once; the
+CPU time that the model says this takes, over the time that it took, is `cores`. Then many pairs of ranks play ping-pong with
+tiny pieces, so that every step sleeps and is woken while all cores have work: what the model can't explain otherwise is wait_s.
 """
 
 import datetime
@@ -18,6 +19,7 @@ import numpy as np
 
 from shardroute.executors.processes import machine_text
 from shardroute.executors.run import run_plan
+from shardroute.planner.backends.runs import step_runs
 from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
@@ -31,10 +33,11 @@ MACHINE = "cpu-processes"
 LIBRARY = "processes"
 _REPEATS, _REPEATS_TOGETHER = 3, 5
 # Steps of each kind: enough that each kind takes some 10 ms, which is long against a scheduler's tick of 1 to 4 ms.
-_N_SINGLE, _N_MANY, _N_LARGE = 2000, 16, 24
+_N_SINGLE, _N_MANY, _N_LARGE, _N_SHORT = 2000, 16, 24, 24
 _PIECES_OF_MANY = 500
-# Pieces are bf16 boxes that take half of each row, like a weight split by columns: (rows, columns), of 128 B, 4 KiB and 2 MiB.
-_TINY, _SMALL, _LARGE = (4, 16), (8, 256), (2048, 512)
+# Pieces are bf16 boxes that take half of each row, like a weight split by columns: (rows, columns), of 128 B, 4 KiB and 2 MiB;
+# the short ones have rows of 12 B, as a weight has that was shrunk with --scale.
+_TINY, _SMALL, _LARGE, _SHORT = (4, 16), (8, 256), (2048, 512), (2**15, 6)
 # Turns of each pair of ranks that play ping-pong.
 _N_TURNS = 400
 # What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
@@ -57,39 +60,49 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
     Raises RunError when what was measured contradicts the model (the machine is busy with something else), or a run fails.
     """
     load = os.getloadavg()[0]
-    launch_s, piece_s, copy_Bps = _alone(timeout_s)
-    cores = _together(launch_s, piece_s, copy_Bps, timeout_s)
-    wait_s = _ping_pong(launch_s + piece_s, cores, timeout_s)
+    launch_s, piece_s, run_s, copy_Bps = _alone(timeout_s)
+    cores = _together(launch_s, piece_s, run_s, copy_Bps, timeout_s)
+    wait_s = _ping_pong(launch_s + piece_s + _TINY[0] * run_s, cores, timeout_s)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
     source = f"measured on {today} on {where} by running plans, see executors/measure.py"
     values = {
-        "step.launch": launch_s, "step.piece": piece_s, "step.wait": wait_s, "cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps,
-    }  # fmt: skip
+        "step.launch": launch_s,
+        "step.piece": piece_s,
+        "step.run": run_s,
+        "step.wait": wait_s,
+        "cpu.cores": cores,
+        "cpu.copy_bandwidth": copy_Bps,
+    }
     figures = [calibration_figure(key, float(f"{value:.3g}"), source) for key, value in values.items()]
     return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
 
 
-def _alone(timeout_s: float) -> tuple[float, float, float]:
-    """launch_s, piece_s and copy_Bps, from one rank that copies to another while nothing else runs."""
-    n_pieces = [1] * _N_SINGLE + [_PIECES_OF_MANY] * _N_MANY + [1] * _N_LARGE
-    sizes = {"tiny": (_N_SINGLE, _TINY), "small": (_N_MANY * _PIECES_OF_MANY, _SMALL), "large": (_N_LARGE, _LARGE)}
+def _alone(timeout_s: float) -> tuple[float, float, float, float]:
+    """launch_s, piece_s, run_s and copy_Bps, from one rank that copies to another while nothing else runs."""
+    n_pieces = [1] * _N_SINGLE + [_PIECES_OF_MANY] * _N_MANY + [1] * (_N_LARGE + _N_SHORT)
+    sizes = {
+        "tiny": (_N_SINGLE, _TINY),
+        "small": (_N_MANY * _PIECES_OF_MANY, _SMALL),
+        "large": (_N_LARGE, _LARGE),
+        "short": (_N_SHORT, _SHORT),
+    }
     plan = _copies([_rows(name, [(0, 1)], n, piece) for name, (n, piece) in sizes.items()], n_pieces, [(0, 1)] * len(n_pieces))
     start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
-    kind = np.repeat([0, 1, 2], [_N_SINGLE, _N_MANY, _N_LARGE])[:-1]
+    kind = np.repeat(np.arange(4), [_N_SINGLE, _N_MANY, _N_LARGE, _N_SHORT])[:-1]
     # From start to start, so that what lies between two steps (marks, clocks) is counted as part of launching.
-    medians = np.array([np.median(np.diff(start_s)[kind == k]) for k in range(3)])
-    example = np.array([0, _N_SINGLE, -1])
-    model = np.stack([np.ones(3), plan.step_pieces[example], plan.step_bytes[example]], axis=1)
-    launch_s, piece_s, byte_s = np.linalg.solve(model, medians).tolist()
+    medians = np.array([np.median(np.diff(start_s)[kind == k]) for k in range(4)])
+    example = np.array([0, _N_SINGLE, _N_SINGLE + _N_MANY, -1])
+    model = np.stack([np.ones(4), plan.step_pieces[example], step_runs(plan)[example], plan.step_bytes[example]], axis=1)
+    launch_s, piece_s, run_s, byte_s = np.linalg.solve(model, medians).tolist()
     if launch_s < 0 or piece_s < 0 or byte_s <= 0:
         raise RunError(
             f"steps took {medians.tolist()} s, which no such costs explain; is the machine busy? Measure when it is idle"
         )
-    return launch_s, piece_s, 1 / byte_s
+    return launch_s, piece_s, max(run_s, 0.0), 1 / byte_s
 
 
-def _together(launch_s: float, piece_s: float, copy_Bps: float, timeout_s: float) -> float:
+def _together(launch_s: float, piece_s: float, run_s: float, copy_Bps: float, timeout_s: float) -> float:
     """cores, from a ring of ranks that all copy to the next at the same time."""
     n_cpus = _n_cpus()
     n_ranks = 2 * n_cpus
@@ -100,7 +113,8 @@ def _together(launch_s: float, piece_s: float, copy_Bps: float, timeout_s: float
     )
     # The fastest trial: whatever else the machine did meanwhile can only have taken cores away.
     measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
-    work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(plan.step_bytes.sum()) / copy_Bps
+    work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(step_runs(plan).sum()) * run_s
+    work_s += int(plan.step_bytes.sum()) / copy_Bps
     return min(work_s / measured_s, float(n_cpus))
 
 

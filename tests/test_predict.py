@@ -133,6 +133,26 @@ def test_a_process_that_waits_for_another_pays_for_being_woken() -> None:
     assert found.predicted_s == pytest.approx(2 * copy_s + 1e-3)
 
 
+def test_short_rows_cost_a_run_each_on_processes() -> None:
+    costs = replace(default_calibration("cpu-processes"), run_s=1e-6, figures=())
+    machine = load_machine("cpu-processes")
+    shape = (1000, 6)
+    problem = one_tensor(
+        shape, "u8", place(shape, Mesh.of({"x": 1}), [Replicate()]), place(shape, Mesh.of({"x": 1}, [1]), [Shard(1)])
+    )
+    columns = one_tensor(
+        shape, "u8", place(shape, Mesh.of({"x": 2}), [Shard(1)]), place(shape, Mesh.of({"x": 1}, [2]), [Replicate()])
+    )
+
+    whole, halves = (
+        predict(make_plan(p, build_topology(machine, None, 3), "direct"), costs).predicted_s for p in (problem, columns)
+    )
+
+    step_s = costs.launch_s + costs.piece_s
+    assert whole == pytest.approx(step_s + 1e-6 + 6000 / costs.copy_Bps)
+    assert halves == pytest.approx(step_s + 1000e-6 + 3000 / costs.copy_Bps)  # two ranks at once on two cores
+
+
 def test_another_machine_must_have_enough_gpus() -> None:
     problem = one_tensor(
         (8,), "u8", place((8,), Mesh.of({"x": 1}), [Replicate()]), place((8,), Mesh.of({"x": 1}, [9]), [Replicate()])

@@ -42,6 +42,7 @@ _QUANTITIES: Final[Mapping[str, Quantity]] = {
     "step.launch": Quantity.SECONDS,
     "step.piece": Quantity.SECONDS,
     "step.wait": Quantity.SECONDS,
+    "step.run": Quantity.SECONDS,
     "cpu.cores": Quantity.CORES,
     "cpu.copy_bandwidth": Quantity.BANDWIDTH,
 }
@@ -68,8 +69,8 @@ class Calibration:
     launch_s is the time that the issuing rank spends to start one step; a path's latency comes after it.
     piece_s is the time to gather or scatter one box of a step (CPU time for kind CPU). cores is how many
     cores copy at once and copy_Bps the bytes per second that one of them copies, strided boxes included. wait_s
-    is the CPU time to sleep and be woken for a step that waits for another rank's (kind CPU; on GPUs it is part
-    of the latency).
+    is the CPU time to sleep and be woken for a step that waits for another rank's, run_s that of each contiguous
+    run of memory that a strided box lies in (both for kind CPU; on GPUs they are part of latency and bandwidth).
     A calibration holds nvlink and nic, or cores and copy_Bps, or all four; anything else, and a figure that
     disagrees with its number, raises InputError.
     """
@@ -86,6 +87,7 @@ class Calibration:
     copy_Bps: float | None
     figures: tuple[Figure, ...] = ()
     wait_s: float = 0.0
+    run_s: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -115,6 +117,7 @@ class _StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch: FigureTable
     piece: FigureTable
     wait: FigureTable | None = None
+    run: FigureTable | None = None
 
 
 class _CpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,6 +154,7 @@ class _CalibrationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     copy_Bps: float | None
     figures: list[FigureRecord]
     wait_s: float = 0.0
+    run_s: float = 0.0
 
 
 def calibration_names() -> tuple[str, ...]:
@@ -238,6 +242,7 @@ def calibration_from_figures(
         launch_s=value["step.launch"],
         piece_s=value["step.piece"],
         wait_s=value.get("step.wait", 0.0),
+        run_s=value.get("step.run", 0.0),
         cores=value.get("cpu.cores"),
         copy_Bps=value.get("cpu.copy_bandwidth"),
         figures=figures,
@@ -310,6 +315,7 @@ def calibration_from_dict(data: Mapping[str, object]) -> Calibration:
         launch_s=record.launch_s,
         piece_s=record.piece_s,
         wait_s=record.wait_s,
+        run_s=record.run_s,
         cores=record.cores,
         copy_Bps=record.copy_Bps,
         figures=tuple(figure.to_figure() for figure in record.figures),
@@ -344,8 +350,12 @@ def _check_pair(name: str, value: object, other_name: str, other: object) -> Non
 
 def _values(calibration: Calibration) -> dict[str, float]:
     values = {"step.launch": calibration.launch_s, "step.piece": calibration.piece_s}
-    if calibration.wait_s != 0 or any(figure.key == "step.wait" for figure in calibration.figures):
-        values["step.wait"] = calibration.wait_s
+    given = {figure.key for figure in calibration.figures}
+    values |= {
+        key: value
+        for key, value in (("step.wait", calibration.wait_s), ("step.run", calibration.run_s))
+        if value != 0 or key in given
+    }
     for name, cost in (("nvlink", calibration.nvlink), ("nic", calibration.nic)):
         if cost is not None:
             values |= {f"{name}.latency": cost.latency_s, f"{name}.efficiency": cost.efficiency}

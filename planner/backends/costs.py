@@ -4,8 +4,8 @@ GPU machines: a copy costs its driving rank a launch, then the latency of the pa
 the links of its route. A collective runs as pipelined rings, as many as the NICs that every domain of its group can give it;
 each ring is one flow over all its hops.
 
-CPU machines: a rank is one thread that runs all its steps in plan order; a step is CPU time (launch, wait, pieces, bytes); the
-cores are shared fairly by the ranks that have work.
+CPU machines: a rank is one thread that runs all its steps in plan order; a step is CPU time (launch, wait, pieces, runs,
+bytes); the cores are shared fairly by the ranks that have work.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.backends.links import Links, links_of, path_costs
+from shardroute.planner.backends.runs import step_runs
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.ownership import gathered_from
 from shardroute.planner.plans import Op, Plan, ranges
@@ -21,7 +22,6 @@ from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
-
 
 _LANES = 1 << 8  # the lane column is one byte
 
@@ -121,6 +121,9 @@ def _cpu_tasks(plan: Plan, calibration: Calibration) -> _Tasks:
             n_bytes[rows] = np.bincount(owner, weights=entry_bytes, minlength=len(group)).astype(np.int64) * len(group)
     amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
     amount += calibration.wait_s * np.repeat(_waits(plan), size)
+    if calibration.run_s:  # a collective's runs are those of all its members together: pieces, shared out as its bytes are
+        share = n_pieces / np.maximum(np.repeat(plan.step_pieces, size), 1)
+        amount += calibration.run_s * np.repeat(step_runs(plan), size) * share
     n = len(step)
     return _Tasks(
         step,
