@@ -23,7 +23,7 @@ from shardroute.topologies.calibrations import (
     save_calibration,
 )
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.machines import MachineKind, load_machine, machine_names
+from shardroute.topologies.machines import load_machine, machine_names
 
 SHIPPED = Path(__file__).parent.parent / "topologies" / "calibrations"
 
@@ -47,7 +47,7 @@ def test_every_shipped_machine_has_a_calibration_of_its_kind(name: str) -> None:
 
     check_calibration(calibration, machine)
     assert calibration.machine == name
-    assert len(calibration.figures) == (6 if machine.kind is MachineKind.GPU else 4)
+    assert len(calibration.figures) == 6
 
 
 def test_the_shipped_calibrations_are_those_of_the_machines() -> None:

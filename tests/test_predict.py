@@ -114,7 +114,7 @@ def test_cores_are_shared_by_the_ranks_that_have_work() -> None:
 
     found = predict(plan, costs)
 
-    work = 8 * (costs.launch_s + costs.piece_s + MB / costs.copy_Bps)
+    work = 8 * (costs.launch_s + costs.piece_s + costs.run_s + MB / costs.copy_Bps)
     assert found.predicted_s == pytest.approx(work / costs.cores)
     assert found.resources[0].n_bytes == 8 * MB
 
@@ -134,7 +134,7 @@ def test_a_process_that_waits_for_another_pays_for_being_woken() -> None:
 
 
 def test_short_rows_cost_a_run_each_on_processes() -> None:
-    costs = replace(default_calibration("cpu-processes"), run_s=1e-6, figures=())
+    costs = replace(default_calibration("cpu-processes"), run_s=1e-6, cores=2.0, figures=())
     machine = load_machine("cpu-processes")
     shape = (1000, 6)
     problem = one_tensor(
