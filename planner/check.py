@@ -6,15 +6,26 @@ delivery must be needed and the only one, and staging memory must not be overwri
 touched; the cost grows with the number of bundle entries times the steps that carry them.
 """
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments, Ints, box_text
+from shardroute.planner.memories import check_memory
 from shardroute.planner.plans import SOURCE, TARGET, Boxes, Op, Plan, ranges
-from shardroute.topologies.errors import PlanError
+from shardroute.topologies.errors import InputError, PlanError
+
+# Pairs of a piece and a rank, each of which takes some 4 bytes to check. Plans for 16,384 GPUs have some hundred million.
+MAX_TABLE: Final = 10**9
+# Cells painted at once to see whether pieces overlap; more are taken in parts.
+_MAX_CELLS: Final = 2**22
+# How often pieces may be cut, over their number, for that: whatever is made of meshes stays below 2.
+_MAX_CUT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,10 @@ class Proof:
 
 def check(plan: Plan) -> Proof:
     """Prove that the plan delivers. Raises PlanError naming the tensor, box, rank or step that is wrong."""
+    try:
+        check_memory(plan.problem.tensors, plan.problem.target)
+    except InputError as error:
+        raise PlanError(str(error)) from error
     tables = _Tables(plan)
     deliveries = _deliveries(plan, tables)
     _check_relays(plan, tables, deliveries)
@@ -36,11 +51,14 @@ def check(plan: Plan) -> Proof:
     return Proof(len(deliveries.step), n_bytes)
 
 
-def class_containment(fragments: Fragments, boxes: Boxes, n_ranks: int) -> NDArray[np.bool_]:
-    """Which rank holds which box whole in a fragment, bool[n_boxes, n_ranks]. Raises PlanError when an edge cuts a box."""
+def class_containment(fragments: Fragments, boxes: Boxes, column: Ints, n_columns: int) -> NDArray[np.bool_]:
+    """Which rank holds which box whole in a fragment, bool[n_boxes, n_columns]; `column` is each rank's.
+
+    Raises PlanError when an edge cuts a box.
+    """
     corners, inverse = np.unique(np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True)
     n_dims = len(fragments.shape)
-    inside = np.zeros((len(boxes.lo), n_ranks), dtype=bool)
+    inside = np.zeros((len(boxes.lo), n_columns), dtype=bool)
     for i, corner in enumerate(corners):
         lo, hi = corner[:n_dims], corner[n_dims:]
         whole = ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
@@ -48,7 +66,7 @@ def class_containment(fragments: Fragments, boxes: Boxes, n_ranks: int) -> NDArr
         if (touches & ~whole).any():
             k = int(np.argmax(touches & ~whole))
             raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} is cut by the edge of fragment {box_text(lo, hi)}")
-        inside[np.ix_(whole, fragments.rank[inverse.ravel() == i])] = True
+        inside[np.ix_(whole, column[fragments.rank[inverse.ravel() == i]])] = True
     return inside
 
 
@@ -62,25 +80,34 @@ class _Rows:
 
 
 class _Tables:
-    """Pieces of all tensors numbered through, with who holds and who needs each."""
+    """Pieces of all tensors numbered through, with who holds and who needs each: `held` and `needed`, bool[n_rows, n_columns].
+
+    A row is a piece of a class; `column` gives that of each rank, and those that neither side uses share the last.
+    """
 
     def __init__(self, plan: Plan) -> None:
         problem = plan.problem
-        n_ranks = problem.n_ranks
+        used = np.union1d(problem.source.ranks, problem.target.ranks)
+        self.column = np.full(problem.n_ranks, len(used), dtype=np.int64)
+        self.column[used] = np.arange(len(used))
+        n_columns = len(used) + 1
+        n_rows = sum(len(b.lo) for b in plan.boxes)
+        if n_rows * n_columns > MAX_TABLE:
+            raise PlanError(f"{n_rows} pieces between {len(used)} ranks are more than can be checked ({MAX_TABLE} pairs)")
         n_pieces = np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)[plan.tensor_class]
         self.first_piece = np.concatenate([[0], np.cumsum(n_pieces)])  # of each tensor
         self.class_first = np.cumsum([0, *(len(b.lo) for b in plan.boxes)])
         held, needed, sizes = (
-            [np.zeros((0, n_ranks), bool)],
-            [np.zeros((0, n_ranks), bool)],
+            [np.zeros((0, n_columns), bool)],
+            [np.zeros((0, n_columns), bool)],
             [np.zeros(0, np.int64)],
         )
         for cls, boxes in zip(problem.classes, plan.boxes, strict=True):
             name = problem.tensors[int(cls.members[0])].name
             try:
                 _check_disjoint(boxes, cls.shape)
-                held.append(class_containment(cls.source, boxes, n_ranks))
-                needed.append(class_containment(cls.target, boxes, n_ranks))
+                held.append(class_containment(cls.source, boxes, self.column, n_columns))
+                needed.append(class_containment(cls.target, boxes, self.column, n_columns))
                 _check_filled(cls.target, boxes)
             except PlanError as error:
                 raise PlanError(f"tensor {name}: {error}") from error
@@ -111,17 +138,41 @@ def _check_disjoint(boxes: Boxes, shape: tuple[int, ...]) -> None:
         return
     if ((boxes.lo < 0) | (boxes.hi > np.array(shape)) | (boxes.lo >= boxes.hi)).any():
         raise PlanError("a piece is empty or leaves the tensor")
-    # Boxes on the grid of all edges: they are disjoint exactly when no grid cell is painted twice.
-    cuts = [np.unique(np.concatenate([boxes.lo[:, d], boxes.hi[:, d]])) for d in range(len(shape))]
+    todo = [(np.arange(len(boxes.lo)), boxes.lo, boxes.hi)]
+    n_seen = 0
+    while todo:
+        row, lo, hi = todo.pop()
+        n_seen += len(row)
+        if n_seen > _MAX_CUT * (len(boxes.lo) + _MAX_CUT):
+            raise PlanError(f"{len(boxes.lo)} pieces lie too scattered to prove that they don't overlap")
+        cuts = [np.unique(np.concatenate([lo[:, d], hi[:, d]])) for d in range(len(shape))]
+        n_cells = math.prod(len(c) - 1 for c in cuts)
+        if n_cells <= _MAX_CELLS:
+            found = _painted_twice(lo, hi, cuts)
+            if found is not None:
+                k = int(row[found])
+                raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} overlaps another piece")
+            continue
+        dim = max(range(len(shape)), key=lambda d: len(cuts[d]))
+        middle = cuts[dim][len(cuts[dim]) // 2]
+        below, above = lo[:, dim] < middle, hi[:, dim] > middle
+        lower, upper = hi[below].copy(), lo[above].copy()
+        lower[:, dim], upper[:, dim] = np.minimum(lower[:, dim], middle), np.maximum(upper[:, dim], middle)
+        todo += [(row[below], lo[below], lower), (row[above], upper, hi[above])]
+
+
+def _painted_twice(lo: Ints, hi: Ints, cuts: Sequence[Ints]) -> int | None:
+    """The first box that overlaps one before it: on the grid of all edges it paints a cell that is painted already."""
     painted = np.zeros([len(c) - 1 for c in cuts], dtype=bool)
-    first = [np.searchsorted(c, boxes.lo[:, d]) for d, c in enumerate(cuts)]
-    last = [np.searchsorted(c, boxes.hi[:, d]) for d, c in enumerate(cuts)]
-    for k in range(len(boxes.lo)):
-        inside = tuple(slice(first[d][k], last[d][k]) for d in range(len(shape)))
+    first = [np.searchsorted(c, lo[:, d]) for d, c in enumerate(cuts)]
+    last = [np.searchsorted(c, hi[:, d]) for d, c in enumerate(cuts)]
+    for k in range(len(lo)):
+        inside = tuple(slice(first[d][k], last[d][k]) for d in range(len(cuts)))
         cells = painted[inside] if inside else painted.reshape(-1)
         if cells.any():
-            raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} overlaps another piece")
+            return k
         cells[...] = True
+    return None
 
 
 def _check_filled(target: Fragments, boxes: Boxes) -> None:
@@ -144,7 +195,7 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
     steps = plan.steps
     from_source = np.flatnonzero((steps.src_at == SOURCE) & (steps.op != Op.ALL_GATHER))
     reads = _rows(plan, tables, from_source, steps.src[from_source])
-    wrong = ~tables.held[tables.class_row[reads.piece], reads.rank]
+    wrong = ~tables.held[tables.class_row[reads.piece], tables.column[reads.rank]]
     if wrong.any():
         i = int(np.argmax(wrong))
         raise PlanError(
@@ -152,7 +203,8 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
         )
     for step in np.flatnonzero(steps.op == Op.ALL_GATHER).tolist():
         row = slice(plan.bundles.ptr[steps.bundle[step]], plan.bundles.ptr[steps.bundle[step] + 1])
-        held = tables.held[tables.class_row[tables.entry_piece[row]]][:, plan.group(int(steps.group[step]))].any(axis=1)
+        members = tables.column[plan.group(int(steps.group[step]))]
+        held = tables.held[tables.class_row[tables.entry_piece[row]]][:, members].any(axis=1)
         if not held.all():
             piece = int(tables.entry_piece[row][np.argmin(held)])
             raise PlanError(f"step {step}: no rank of the all-gather holds {tables.name(plan, piece)}")
@@ -163,7 +215,7 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
     found = _rows(plan, tables, arriving, steps.dst[arriving])
     order = np.lexsort((found.rank, found.piece))
     found = _Rows(found.step[order], found.rank[order], found.piece[order])
-    wrong = ~tables.needed[tables.class_row[found.piece], found.rank]
+    wrong = ~tables.needed[tables.class_row[found.piece], tables.column[found.rank]]
     if wrong.any():
         i = int(np.argmax(wrong))
         raise PlanError(
@@ -181,7 +233,8 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
     if missing.any():
         piece = int(np.argmax(missing))
         got = found.rank[found.piece == piece]
-        rank = next(r for r in np.flatnonzero(tables.needed[tables.class_row[piece]]).tolist() if r not in got)
+        needing = tables.needed[tables.class_row[piece]][tables.column]
+        rank = next(r for r in np.flatnonzero(needing).tolist() if r not in got)
         raise PlanError(f"nothing delivers {tables.name(plan, piece)} to rank {rank}, which needs it")
     return found
 

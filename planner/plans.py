@@ -34,6 +34,9 @@ from shardroute.topologies.topologies import Topology
 SOURCE = -2
 TARGET = -1
 
+# What all steps together carry, and what a slot or an offset in it may come to, stays below this: the sum of two fits int64.
+MAX_PLAN_BYTES = 2**62
+
 
 class Op(IntEnum):
     """What a step does."""
@@ -191,6 +194,14 @@ class Boxes:
         return volumes(self.lo, self.hi)
 
 
+def _check_boxes(boxes: Boxes, shape: tuple[int, ...]) -> None:
+    wanted = (len(boxes.lo), len(shape))
+    if boxes.lo.shape != wanted or boxes.hi.shape != wanted:
+        raise PlanError(f"pieces: boxes of shapes {boxes.lo.shape} and {boxes.hi.shape}, the tensors have {len(shape)} dims")
+    if ((boxes.lo < 0) | (boxes.lo > boxes.hi) | (boxes.hi > np.array(shape, dtype=np.int64))).any():
+        raise PlanError(f"a piece leaves the tensor of shape {shape}, or ends before it begins")
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Everything that an interpreter needs: the problem, the machine that it was planned for, and the steps.
@@ -218,6 +229,8 @@ class Plan:
             raise PlanError(f"the problem has {problem.n_ranks} ranks, the topology {self.topology.n_gpus} GPUs")
         if len(self.boxes) != len(problem.classes):
             raise PlanError(f"pieces are given for {len(self.boxes)} classes, the problem has {len(problem.classes)}")
+        for boxes, cls in zip(self.boxes, problem.classes, strict=True):
+            _check_boxes(boxes, cls.shape)
         _check_ptr("group_ptr", self.group_ptr, None, len(self.group_ranks))
         n_groups = len(self.group_ptr) - 1
         copy, gather = steps.op == Op.COPY, steps.op == Op.ALL_GATHER
@@ -231,6 +244,11 @@ class Plan:
             ("group", steps.group[~copy], 0, n_groups),
             ("src_at", steps.src_at, SOURCE, len(self.slot_bytes)),
             ("dst_at", steps.dst_at, TARGET, len(self.slot_bytes)),
+            ("src of an ALL_GATHER", steps.src[gather], -1, 0),
+            ("dst of a collective", steps.dst[~copy], -1, 0),
+            ("group of a COPY", steps.group[copy], -1, 0),
+            ("slot_bytes", self.slot_bytes, 0, MAX_PLAN_BYTES),
+            ("bundles.offset", bundles.offset, -1, MAX_PLAN_BYTES),
             ("bundles.tensor", bundles.tensor, 0, len(problem.tensors)),
             ("group_ranks", self.group_ranks, 0, problem.n_ranks),
         ):
@@ -239,8 +257,9 @@ class Plan:
         n_pieces = np.array([len(b.lo) for b in self.boxes], dtype=np.int64)
         if (bundles.piece < 0).any() or (bundles.piece >= n_pieces[self.tensor_class[bundles.tensor]]).any():
             raise PlanError("column bundles.piece: a piece number is outside its tensor's class")
-        if len(self.slot_bytes) and self.slot_bytes.min() < 0:
-            raise PlanError("slot_bytes: sizes can't be negative")
+        # In floats, which don't wrap; bundles first, whose own sums are int64.
+        if self.entry_bytes.sum(dtype=np.float64) >= MAX_PLAN_BYTES or self.step_bytes.sum(dtype=np.float64) >= MAX_PLAN_BYTES:
+            raise PlanError("the steps carry 2^62 bytes or more; bytes are counted in 64 bits")
         if (steps.src_at[gather] != SOURCE).any():
             raise PlanError("an ALL_GATHER reads the source weights only")
 

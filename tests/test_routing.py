@@ -1,5 +1,7 @@
 """Balanced strategies on the layouts that published planners are judged by, staging under limits, small tensors, unlike NICs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from plan_oracle import deliver, wanted
@@ -19,7 +21,7 @@ from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import make_plan, pieces_of
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import default_calibration, nominal_calibration
-from shardroute.topologies.errors import InputError
+from shardroute.topologies.errors import InputError, PlanError
 from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import build_topology
 
@@ -114,6 +116,22 @@ def test_staging_stays_under_its_limit_and_slots_are_freed_by_credits(limit) -> 
     credits = lane_of(plan.steps.lane) == Lane.CREDIT
     assert credits.any() == (limit < 5000)
     assert (plan.step_bytes[credits] == 0).all()
+
+
+@pytest.mark.parametrize("whose", ["writer's", "credit's"])
+def test_a_slot_that_is_written_again_without_its_credit_is_refused(whose) -> None:
+    options = Options(message_bytes=16, staging_bytes=100)
+    plan = make_plan(one_holder_many_needers(1000), build_topology(H100, None, 16), "greedy", options=options)
+    steps = plan.steps
+    owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))
+    is_credit = lane_of(steps.lane) == Lane.CREDIT
+    broken = int(np.flatnonzero(is_credit[steps.after] if whose == "writer's" else is_credit[owner])[0])
+    counts = np.diff(steps.after_ptr)
+    counts[owner[broken]] -= 1
+    cut = replace(steps, after=np.delete(steps.after, broken), after_ptr=np.concatenate([[0], np.cumsum(counts)]))
+
+    with pytest.raises(PlanError, match="without waiting for its last use"):
+        check(replace(plan, steps=cut))
 
 
 def test_a_limit_below_one_piece_means_no_staging() -> None:

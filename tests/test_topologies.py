@@ -156,3 +156,8 @@ def test_gpus_can_have_nics_of_their_own_and_keep_them_through_a_file() -> None:
 def test_impossible_nics_are_refused(own) -> None:
     with pytest.raises(InputError, match="dgx-h100"):
         replace(build_topology(load_machine("dgx-h100"), 2), own_nic_Bps=own)
+
+
+def test_more_gpus_than_any_cluster_has_are_refused_before_a_column_is_made() -> None:
+    with pytest.raises(InputError, match="expected 1 to 1048576 GPUs in whole units of 8, found 8000000"):
+        build_topology(load_machine("dgx-h100"), 10**6)

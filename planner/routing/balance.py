@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.routing import balance_kernel
 from shardroute.planner.routing.bounds import cuts, demand_of
-from shardroute.planner.routing.compiling import compiled
 from shardroute.planner.routing.links import link_rates, uplink_rates
 from shardroute.planner.routing.patterns import Entries, Patterns
 from shardroute.planner.routing.routes import Routes
@@ -150,7 +150,7 @@ class _Work:
         widest = int(n_groups.max(initial=1))
         self._scratch = (
             *(np.zeros(n_has, dtype=np.int64) for _ in range(3)), *(np.zeros(widest, dtype=np.int64) for _ in range(3)),
-            np.zeros(widest), np.zeros(widest, dtype=np.int64),
+            np.zeros(widest), *(np.zeros(widest, dtype=np.int64) for _ in range(2)),
         )  # fmt: skip
         of_domain = topology.domain[:n_ranks]
         member_ptr = np.concatenate([[0], np.cumsum(np.bincount(of_domain, minlength=topology.n_domains))]).astype(np.int64)

@@ -37,6 +37,8 @@ DEPTH_FACTOR = 0.05
 # % of
 # the time (simulated, DeepSeek-V3 from 256 to 256 H100: 1.19 x bound by chains, 1.33 by stars).
 BRANCH_FACTOR = 1.0
+# What passing on pays more than a home domain that hasn't sent the chunk yet: so replicas all send, and that waits for nobody.
+RELAY_FACTOR = 0.1
 # What an entry pays more whose place in its domain isn't its sender's: the same, for the choice of GPUs.
 CROSS_FACTOR = 0.25
 # The price of an idle link, as a share of a full one's: below some 90 % of the bound, the preferences above decide.
@@ -155,7 +157,7 @@ def route(
     holders: Array, needer_ptr: Array, needers: Array, staging: int, most_depth: int, least_inv: float,
     hop_src: Array, hop_dst: Array, hop_parent: Array,
     hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array, has_first: Array, has_count: Array, reach: Array,
-    out_price: Array, out_at: Array,
+    out_price: Array, out_at: Array, fresh: Array,
 ) -> int:
     """Route one chunk of a pattern: write its hops from `at` on, add its loads, return how many hops there are."""
     n = 0
@@ -165,13 +167,17 @@ def route(
     g0, g1 = group_ptr[pattern], group_ptr[pattern + 1]
     free = 0
     n_left = 0
+    n_fresh = 0
     for g in range(g0, g1):
         j = g - g0
         has_first[j], has_count[j], reach[j], out_price[j] = free, 0, -1, -1.0
         room = (holder_ptr[g + 1] - holder_ptr[g]) + (needer_ptr[g + 1] - needer_ptr[g])
         free += room + (g1 - g0) + 1  # every domain served can add one rank that stages
+        fresh[j] = 0
         if group_home[g]:
             reach[j] = 0
+            fresh[j] = 1
+            n_fresh += 1
             for k in range(holder_ptr[g], holder_ptr[g + 1]):
                 i = has_first[j] + has_count[j]
                 has_rank[i], has_hop[i], has_depth[i] = holders[k], -1, 0
@@ -208,7 +214,7 @@ def route(
             j = step
             if step < 0:  # the domain served last comes first: where its link is nearly idle, no other can be cheaper
                 j = served
-            elif cheapest <= (1.0 + BRANCH_FACTOR) * IDLE_PRICE * n_bytes * least_inv:
+            elif n_fresh == 0 and cheapest <= (1.0 + BRANCH_FACTOR) * IDLE_PRICE * n_bytes * least_inv:
                 break
             if j < 0 or reach[j] < 0 or reach[j] >= most_depth or (step >= 0 and j == served):
                 continue
@@ -220,7 +226,9 @@ def route(
                     has_count[j], group_home[g], staging, d,
                 )
             cost = out_price[j]
-            if served >= 0 and j != served:
+            if reach[j] > 0:
+                cost *= 1.0 + RELAY_FACTOR
+            if served >= 0 and j != served and not fresh[j]:
                 cost *= 1.0 + BRANCH_FACTOR
             if cost < cheapest:
                 sender, cheapest = j, cost
@@ -261,6 +269,8 @@ def route(
         )
         out_price[sender] = -1.0
         served = target
+        n_fresh -= fresh[sender]
+        fresh[sender] = 0
         n_left -= 1
     return n
 
@@ -305,7 +315,7 @@ def sweep(
     group_domain: Array, group_home: Array, holder_ptr: Array, holders: Array, needer_ptr: Array, needers: Array, staging: int,
     most_depth: int, least_inv: float,
     hop_src: Array, hop_dst: Array, hop_parent: Array, hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array,
-    has_first: Array, has_count: Array, reach: Array, out_price: Array, out_at: Array,
+    has_first: Array, has_count: Array, reach: Array, out_price: Array, out_at: Array, fresh: Array,
 ) -> int:
     """Route the chunks in `order`; one that has hops is routed anew if a link above the load `above` carries it.
 
@@ -333,7 +343,7 @@ def sweep(
             group_home, holder_ptr, holders, needer_ptr, needers, staging, most_depth, least_inv, hop_src, hop_dst, hop_parent,
             hop_kind,
             has_rank, has_hop,
-            has_depth, has_first, has_count, reach, out_price, out_at,
+            has_depth, has_first, has_count, reach, out_price, out_at, fresh,
         )
         n_routed += 1
     return n_routed

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, queued, ranges
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing import schedule_kernel
-from shardroute.planner.routing.compiling import compiled
 from shardroute.planner.routing.links import link_rates
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.routes import Routes
@@ -104,11 +104,7 @@ def _bundle(routes: Routes, message_bytes: int, staging_bytes: int, *, strict: b
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Walk:
-    """One row for every hop of every bundle: its bundle, the row of the hop before it (-1: none), its place in the expected
-    order.
-
-    Places count from 0; a row comes after the hop before it.
-    """
+    """A row for each hop of each bundle. `parent`: the row of the hop before it (-1: none); `expected`: place in the order."""
 
     bundle: Ints
     src: Ranks
@@ -120,12 +116,13 @@ class _Walk:
 
 
 def _walk(routes: Routes, bundling: _Bundling, topology: Topology) -> _Walk:
-    depth, _ = routes.depth_and_root()
+    depth = routes.depths()
     hop, bundle = ranges(routes.tree_ptr, bundling.tree)
     first = (np.cumsum(np.diff(routes.tree_ptr)[bundling.tree]) - np.diff(routes.tree_ptr)[bundling.tree])[bundle]
     src, dst, lane, parent = routes.src[hop], routes.dst[hop], routes.lane[hop], routes.parent[hop]
     parent = np.where(parent >= 0, first + parent, -1)
-    start_s = _start_times(src, dst, lane, parent, bundling.n_bytes[bundle], bundle, topology)
+    tall = routes.heights(depth)[hop].astype(np.float64)
+    start_s = _start_times(src, dst, lane, parent, tall, bundling.n_bytes[bundle], topology)
     order = np.lexsort((bundle, dst, src, depth[hop], start_s))
     expected = np.empty(len(order), dtype=np.int64)
     expected[order] = np.arange(len(order))
@@ -133,32 +130,32 @@ def _walk(routes: Routes, bundling: _Bundling, topology: Topology) -> _Walk:
 
 
 def _start_times(
-    src: Ranks, dst: Ranks, lane: NDArray[np.uint8], parent: Ints, n_bytes: Ints, bundle: Ints, topology: Topology
+    src: Ranks, dst: Ranks, lane: NDArray[np.uint8], parent: Ints, tall: NDArray[np.float64], n_bytes: Ints, topology: Topology
 ) -> NDArray[np.float64]:
     """When each row would start if every port carried one at a time, see `schedule_kernel`."""
     n, n_gpus = len(src), topology.n_gpus
     near = (lane == Lane.HAND_OVER).astype(np.int64)
     moves = lane != Lane.LOCAL
     out_port, in_port = src + near * n_gpus, dst + near * n_gpus
-    nic, nvlink, _, _ = link_rates(topology)[[0, 2, 1, 3]]
+    nic, nvlink = link_rates(topology)[[0, 2]]
     rate = np.where(near, np.minimum(nvlink[src], nvlink[dst]), np.minimum(nic[src], nic[dst]))
     seconds = np.where(moves, n_bytes / np.maximum(rate, 1.0), 0.0)
     pairs, pair_of = np.unique(out_port[moves] * 2 * n_gpus + in_port[moves], return_inverse=True)
     pair = np.full(n, -1, dtype=np.int64)
     pair[moves] = pair_of
     has_parent = parent >= 0
-    tall = np.zeros(n)
-    tall[parent[has_parent]] = 1.0
     by_parent = np.flatnonzero(has_parent)[np.argsort(parent[has_parent], kind="stable")]
     child_ptr = np.searchsorted(parent[by_parent], np.arange(n + 1))
     roots = np.flatnonzero(~has_parent)
     left = np.bincount(in_port[moves], weights=seconds[moves], minlength=2 * n_gpus)
     start = np.zeros(n)
     kernel = compiled(schedule_kernel) if n > COMPILE_ROWS else schedule_kernel
+    n_ports = 2 * n_gpus
+    pair_ptr, pair_in = np.searchsorted(pairs // n_ports, np.arange(n_ports + 1)), pairs % n_ports
+    head, tail, after = np.full(len(pairs), -1), np.full(len(pairs), -1), np.full(n, -1)
     n_run = kernel.schedule(
-        roots, child_ptr, by_parent, pair, out_port, seconds, tall, np.searchsorted(pairs // (2 * n_gpus), np.arange(2 * n_gpus
-        + 1)), pairs % (2 * n_gpus), np.full(len(pairs), -1), np.full(len(pairs), -1), np.full(n, -1), np.zeros(2 * n_gpus),
-        np.zeros(2 * n_gpus, dtype=np.int64), left, start,
+        roots, child_ptr, by_parent, pair, out_port, seconds, tall, pair_ptr, pair_in, head, tail, after, np.zeros(n_ports),
+        np.zeros(n_ports, dtype=np.int64), left, start,
     )  # fmt: skip
     assert n_run == n
     return start
@@ -170,7 +167,7 @@ class _Slots:
 
     at        int64[n rows of the walk]: the slot where the row lands, or TARGET
     expected  of each row, later where it waits for a slot
-    credits   rows (reader's bundle use, the row that writes to its slot next): the row that filled the slot, the row that waits
+    filled, waiting   of each credit: the row that filled the slot, and the row that fills it next
     """
 
     n_slots: int

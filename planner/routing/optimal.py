@@ -69,7 +69,7 @@ def solution(problem: Problem, whole: Sequence[Pieces], topology: Topology, back
     )  # fmt: skip
     if found.busiest_s > bound_s * NEAR_ENOUGH and bound_s >= LEAST_BOUND_S and topology.machine.kind is MachineKind.GPU:
         left = options.time_limit_s - (time.perf_counter() - began)
-        by_domains, solver = _domain_bound_s(chunked.patterns, topology, problem.n_ranks, max(left / 4, 0.1))
+        by_domains, solver = domain_bound_s(chunked.patterns, topology, problem.n_ranks, max(left / 4, 0.1))
         bound_s = max(bound_s, by_domains)
         if found.busiest_s > bound_s * NEAR_ENOUGH:
             found = _improved(chunked, topology, problem.n_ranks, found, began + options.time_limit_s)
@@ -77,7 +77,7 @@ def solution(problem: Problem, whole: Sequence[Pieces], topology: Topology, back
     return Solution(plan, found.busiest_s, min(bound_s, found.busiest_s), solver)
 
 
-def _domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_limit_s: float) -> tuple[float, str]:
+def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_limit_s: float) -> tuple[float, str]:
     """The program over domains: how much each domain sends of each class of pieces; its cost is a bound on every plan.
 
     A class is a set of home domains and a set of away domains. Every away domain takes a class in once at least, so the domains

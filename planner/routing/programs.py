@@ -7,6 +7,7 @@ facts on solvers). Where HiGHS can't be imported, PuLP's own CBC solves.
 import ctypes
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import cache
 
@@ -95,7 +96,9 @@ def _by_pulp(program: Program, time_limit_s: float, *, highs: bool) -> Solved | 
         row = left == low if low == high else (left <= high if np.isinf(low) else left >= low)
         model += row
         constraints.append(row)
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s) if highs else pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 4 will drop its own CBC; the version range ends before it
+        solver = (pulp.HiGHS if highs else pulp.PULP_CBC_CMD)(msg=False, timeLimit=time_limit_s)
     model.solve(solver)
     # The status alone can say that all is well of a point that isn't feasible: sol_status is what tells.
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
@@ -129,7 +132,10 @@ def _by_arrays(program: Program, time_limit_s: float) -> Solved | None:
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("time_limit", float(time_limit_s))
-    highs.setOptionValue("threads", 1)  # the same input gives the same vertex
+    # A vertex has few fractions, and the serial simplex gives the same one each time. (Not `threads`: HiGHS refuses to run with
+    # another number of threads than the first run of the process had, and PuLP's may have been that.)
+    highs.setOptionValue("solver", "simplex")
+    highs.setOptionValue("parallel", "off")
     highs.passModel(model)
     highs.run()
     info, solution = highs.getInfo(), highs.getSolution()

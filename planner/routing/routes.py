@@ -29,12 +29,24 @@ class Routes:
     n_bytes: Ints
     tree: Ints
 
-    def depth_and_root(self) -> tuple[Ints, Ints]:
-        """Of each hop: how many hops come before it, and the first of these (counted from the tree's first hop)."""
+    def depths(self) -> Ints:
+        """Of each hop: how many hops come before it."""
         first = np.repeat(self.tree_ptr[:-1], np.diff(self.tree_ptr))
-        root = np.arange(len(self.src), dtype=np.int64)
-        depth = np.zeros(len(self.src), dtype=np.int64)
-        while (below := self.parent[root] >= 0).any():
-            depth += below
-            root = np.where(below, first + self.parent[root], root)
-        return depth, root - first
+        above = np.where(self.parent >= 0, first + self.parent, -1)
+        depth = (above >= 0).astype(np.int64)
+        # Each round doubles how far `above` points up, and `depth` counts the hops so far passed.
+        while (has := np.flatnonzero(above >= 0)).size:
+            depth[has] += depth[above[has]]
+            above[has] = above[above[has]]
+        return depth
+
+    def heights(self, depth: Ints) -> Ints:
+        """Of each hop, from the depths: the longest chain of hops that come after it, one after the other."""
+        first = np.repeat(self.tree_ptr[:-1], np.diff(self.tree_ptr))
+        height = np.zeros(len(self.src), dtype=np.int64)
+        order = np.argsort(depth, kind="stable")
+        level_ptr = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
+        for level in range(len(level_ptr) - 2, 0, -1):
+            hop = order[level_ptr[level] : level_ptr[level + 1]]
+            np.maximum.at(height, first[hop] + self.parent[hop], height[hop] + 1)
+        return height

@@ -2,10 +2,10 @@
 
 Everything here stays inside the subset of Python that Numba compiles; see `balance_kernel`.
 
-A *port* is one direction of a rank's NICs or of its NVLink. A step uses an out port and an in port for its time. A sender that is
-free takes, of the steps whose input has arrived, one whose receiver is free; of several, the one whose receiver has most left
-to take in (nobody should be left with much at the end), with a bonus for steps that others wait for. If all receivers are busy,
-it takes the one that is free first. Steps of one sender to one receiver keep their order.
+A *port* is one direction of a rank's NICs or of its NVLink. A step uses an out port and an in port for its time. A sender that
+is free takes, of the steps whose input has arrived, one whose receiver is free; of several, the one whose receiver has most left
+to take in (nobody should be left with much at the end), times one more than its `tall`: how long a chain of steps waits for it.
+If all receivers are busy, it takes the one that is free first. Steps of one sender to one receiver keep their order.
 """
 
 from heapq import heappop, heappush

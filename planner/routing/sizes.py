@@ -14,7 +14,7 @@ LARGEST_MESSAGE_BYTES = 64 * 2**20
 SMALLEST_MESSAGE_BYTES = 2**20
 MESSAGES_INTO_BUSIEST_RANK = 256
 # The same over the busiest link, where the time that it takes at least is known: a chain hands on and stages message by message.
-MESSAGES_OVER_BUSIEST_LINK = 512
+MESSAGES_OVER_BUSIEST_LINK = 640
 # A chain of domains is filled after one message a domain: so deep that this takes 8 % of the whole, and at least 2 domains.
 SHARE_OF_FILLING = 0.08
 # Below this a piece is latency alone (64 KiB at 50 GB/s take 1.3 us), so cutting it finer balances nothing.

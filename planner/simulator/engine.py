@@ -1,13 +1,12 @@
 """Simulates a task graph: sorts its flows into classes, runs the kernel compiled or plain, and gives times and loads."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 
 import numpy as np
 
+from shardroute.planner.compiling import compiled as compile_kernel
 from shardroute.planner.simulator import kernel
 from shardroute.planner.simulator.classes import binding_routes, sort_flows
 from shardroute.planner.simulator.tasks import Floats, Ints, TaskGraph
@@ -176,31 +175,7 @@ def _as_arrays(state: kernel.State, like: kernel.State) -> kernel.State:
 
 def _compiled_kernel(required: bool) -> ModuleType:
     """The kernel with its functions compiled; without Numba the plain kernel, or InputError where it is required."""
-    try:
-        return _compile_kernel()
-    except ModuleNotFoundError as error:
-        if error.name != "numba":
-            raise
-        if required:
-            raise InputError("compiled=True: Numba isn't installed; install it, or leave `compiled` out") from None
-        return kernel
-
-
-@cache
-def _compile_kernel() -> ModuleType:
-    """A second copy of the kernel module whose functions Numba compiles at their first call, or loads from its cache."""
-    import numba
-
-    spec = importlib.util.find_spec(kernel.__name__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name in kernel.FUNCTIONS:
-        function = getattr(module, name)
-        try:
-            compiled = numba.njit(cache=True)(function)
-        except RuntimeError:  # neither this folder, NUMBA_CACHE_DIR nor the user's cache can be written
-            compiled = numba.njit(function)
-        setattr(module, name, compiled)
-    return module
+    found = compile_kernel(kernel)
+    if required and found is kernel:
+        raise InputError("compiled=True: Numba isn't installed; install it, or leave `compiled` out")
+    return found

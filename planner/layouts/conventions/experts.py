@@ -6,7 +6,7 @@ from shardroute.planner.layouts.models.parameters import Role
 
 
 def stacked_cuts(role: Role, shape: tuple[int, ...], experts: Cut, tp: int) -> Cutting | None:
-    """How a projection of stacked experts is cut `tp` ways inside each expert; None for roles that frameworks keep differently."""
+    """How a projection of stacked experts is cut `tp` ways in each expert; None for roles that frameworks keep differently."""
     match role:
         case Role.EXPERT_GATE:
             return Cutting([experts, even(shape[1], tp, buffer=2 * shape[1] // tp), keep(shape[2])])

@@ -1,4 +1,6 @@
 """Compiles a kernel module's functions with Numba where it is installed; without it they run as they are, with the same results.
+
+Rule: Numba is imported here and nowhere else, and not before a kernel is first asked for.
 """
 
 import importlib.util
@@ -8,7 +10,9 @@ from types import ModuleType
 
 
 def compiled(kernel: ModuleType) -> ModuleType:
-    """A copy of the module whose functions (named in its FUNCTIONS) Numba compiles at their first call, or loads from its cache.
+    """A copy of the module whose functions Numba compiles at their first call, or loads from its cache; without Numba the module.
+
+    The module names these functions in its FUNCTIONS.
     """
     return _compiled(kernel.__name__, tuple(kernel.FUNCTIONS)) or kernel
 
