@@ -14,6 +14,7 @@ from shardroute.planner.layouts import (
     Mesh,
     Replicate,
     Shard,
+    StridedShard,
     Tensor,
     load_model,
     model_names,
@@ -26,16 +27,22 @@ from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.planner.refits import RefitSummary, refit_problem
 from shardroute.planner.reports import PlanReport, report
+from shardroute.planner.routing.auto import Choice, choose
+from shardroute.planner.routing.caches import cached_plan
+from shardroute.planner.routing.options import Options
+from shardroute.planner.routing.replans import replan
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
 
 __all__ = [
     "STRATEGIES",
+    "Choice",
     "Comparison",
     "Fragments",
     "Layout",
     "Mesh",
+    "Options",
     "Plan",
     "PlanReport",
     "Prediction",
@@ -44,9 +51,12 @@ __all__ = [
     "RefitSummary",
     "Replicate",
     "Shard",
+    "StridedShard",
     "Tensor",
     "Timeline",
+    "cached_plan",
     "check",
+    "choose",
     "compare",
     "load_model",
     "load_plan",
@@ -59,6 +69,7 @@ __all__ = [
     "place",
     "predict",
     "refit_problem",
+    "replan",
     "report",
     "save_plan",
     "save_timeline",

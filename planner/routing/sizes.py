@@ -7,6 +7,8 @@ import numpy as np
 
 from shardroute.planner.layouts.overlaps import Pieces, split_large
 from shardroute.planner.problems import Problem
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_bytes
 
 # A message should be large against the latency of a hop (64 MiB at 50 GB/s take 1.3 ms, a hop some 20 us), and small against all
 # that a rank takes in, so that the relays of a chain of domains overlap.
@@ -39,8 +41,25 @@ def message_bytes_for(into_busiest: int, link_bytes: float = math.inf) -> int:
     return int(min(max(wanted, SMALLEST_MESSAGE_BYTES), LARGEST_MESSAGE_BYTES))
 
 
+# Pieces of all tensors together; each takes some 100 bytes while planning, so this is 2 GB.
+MOST_PIECES = 20_000_000
+
+
 def split_all(problem: Problem, pieces: Sequence[Pieces], most_bytes: int) -> list[Pieces]:
-    """The pieces of each class with every one above `most_bytes` cut along its leading dims."""
+    """The pieces of each class with every one above `most_bytes` cut along its leading dims.
+
+    Raises InputError when that would be more than MOST_PIECES.
+    """
+    n_pieces = sum(
+        int(np.ceil(p.n_elements * float(cls.itemsize) / most_bytes).sum()) * len(cls.members)
+        for p, cls in zip(pieces, problem.classes, strict=True)
+    )
+    if n_pieces > MOST_PIECES:
+        fits = format_bytes(int(most_bytes * n_pieces / MOST_PIECES) + 1)
+        raise InputError(
+            f"messages of at most {format_bytes(most_bytes)} would cut the tensors into {n_pieces:,} pieces, and "
+            f"{MOST_PIECES:,} are the most that are planned; use a message size of some {fits} or more"
+        )
     return [split_large(p, max(1, most_bytes // cls.itemsize)) for p, cls in zip(pieces, problem.classes, strict=True)]
 
 

@@ -10,7 +10,7 @@ from shardroute.planner.routing import direct, domain_relay, gather_broadcast, g
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.sizes import bytes_into_busiest_rank, message_bytes_for, split_all
 from shardroute.planner.routing.trees import TreeRule, plan_by_trees
-from shardroute.topologies.errors import InputError
+from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
@@ -78,7 +78,14 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 def pieces_of(problem: Problem) -> tuple[Pieces, ...]:
     """The pieces of each class of the problem. Raises InfeasibleError when a needed element is held nowhere."""
-    return tuple(overlap(cls.source, cls.target) for cls in problem.classes)
+    found = []
+    for cls in problem.classes:
+        try:
+            found.append(overlap(cls.source, cls.target))
+        except InfeasibleError as error:
+            name = problem.tensors[int(cls.members[0])].name
+            raise InfeasibleError(f"tensor {name}: {error}; `check --from-json --to-json` lists all that is lacking") from None
+    return tuple(found)
 
 
 def make_plan(
