@@ -146,7 +146,7 @@ def plan_command(
     to_ranks: ToRanksOption = None,
     from_json: FromJsonOption = None,
     to_json: ToJsonOption = None,
-    strategy: StrategyOption = "greedy",
+    strategy: StrategyOption = AUTO,
     calibration: CalibrationOption = None,
     message_size: Annotated[str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: by size.")] = None,
     max_staging: MaxStagingOption = None,

@@ -17,12 +17,13 @@ from shardroute.topologies.topologies import Topology
 from shardroute.topologies.units import format_seconds
 
 # Pairs of a pattern and a rank that needs it, above which `optimal` is not tried: its trees alone would be as many columns
-# (DeepSeek-V3
-# from 256 to 256 GPUs has 65,000 and takes 2 s; 2.8 T parameters over 4,096 GPUs 4 million).
+# (DeepSeek-V3 from 256 to 256 GPUs has 65,000 and takes 2 s; 2.8 T parameters over 4,096 GPUs 4 million).
 OPTIMAL_PAIRS = 200_000
-# Pairs above which the fixed rules are not tried beside `greedy`: planning and predicting each takes as long as the balanced
-# plan.
+# Pairs above which `domain-relay` is not tried beside `greedy`: planning and predicting it takes as long as the balanced plan.
 RULES_PAIRS = 1_000_000
+# Pairs above which `direct` is not tried: it wins where latency rules, and with many pairs each holder sends all copies itself,
+# in one tangle of flows that takes longest to predict (Qwen3-235B from 128 to 128 GPUs: 57,000 pairs, 10 s).
+DIRECT_PAIRS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,11 @@ def choose(problem: Problem, topology: Topology, calibration: Calibration, optio
     else:
         left_out.append(f"optimal left out: {n_pairs:,} pairs of pattern and needing rank, it is tried up to {OPTIMAL_PAIRS:,}")
     if n_pairs <= RULES_PAIRS:
-        tried += ["domain-relay", "direct"]
+        tried.append("domain-relay")
     else:
-        left_out.append(f"fixed rules left out: they are tried up to {RULES_PAIRS:,} pairs")
+        left_out.append(f"domain-relay left out: it is tried up to {RULES_PAIRS:,} pairs")
+    if n_pairs <= DIRECT_PAIRS:
+        tried.append("direct")
     plans = {strategy: make_plan(problem, topology, strategy, options=options) for strategy in tried}
     seconds = {strategy: predict(plan, calibration).predicted_s for strategy, plan in plans.items()}
     best = min(tried, key=lambda strategy: (seconds[strategy], tried.index(strategy)))
