@@ -1,7 +1,23 @@
 """Plans run for real: interpreted once, carried by a transport, verified and measured."""
 
-from shardroute.executors.measure import calibrate_here
-from shardroute.executors.run import TRANSPORTS, Mismatch, RunResult, run_plan
-from shardroute.executors.transports import Session, Transport, Trial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardroute.executors.measure import calibrate_here
+    from shardroute.executors.run import TRANSPORTS, Mismatch, RunResult, run_plan
+    from shardroute.executors.transports import Session, Transport, Trial
 
 __all__ = ["TRANSPORTS", "Mismatch", "RunResult", "Session", "Transport", "Trial", "calibrate_here", "run_plan"]
+
+_HOMES = {
+    "calibrate_here": "measure", "TRANSPORTS": "run", "Mismatch": "run", "RunResult": "run", "run_plan": "run",
+    "Session": "transports", "Transport": "transports", "Trial": "transports",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    # Loaded when asked for: the program's entry point lies in this package, and must catch Ctrl-C while NumPy and all load.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

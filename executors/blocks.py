@@ -85,6 +85,7 @@ def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
     blocks = Blocks(src[row], dst, moves.dst[row].astype(np.int32), n_bytes, form).take(keep)
     step, rank = step[keep], rank[keep]
     kept, blocks = _merge(step, rank, blocks)
+    _check_reach(step[kept], rank[kept], blocks, forms, memory.buffers.arena_bytes)
     return step[kept], rank[kept], blocks, forms
 
 
@@ -202,6 +203,21 @@ def _forms(memory: Memory, plan: Plan, piece: Ints, src_box: Ints, dst_box: Ints
     n = memory.n_dims
     forms = Forms(table[:, 0].copy(), *(table[:, 1 + i * n : 1 + (i + 1) * n].copy() for i in range(3)))
     return forms, form[of_row.ravel()], n_bytes[of_row.ravel()]
+
+
+def _check_reach(step: Ints, rank: Ints, blocks: Blocks, forms: Forms, arena_bytes: Ints) -> None:
+    """Raise PlanError for a block that reads or writes outside of its arena: memory of other ranks, or nobody's."""
+    row = np.where(blocks.form == LINEAR, len(forms.run), blocks.form)
+    run = np.where(blocks.form == LINEAR, blocks.n_bytes, np.append(forms.run, 0)[row])
+    sides = (("reads", blocks.src, rank, forms.src_stride), ("writes", blocks.dst, blocks.to, forms.dst_stride))
+    for does, at, on, stride in sides:
+        reach = np.concatenate([(forms.count - 1) * stride, np.zeros((1, stride.shape[1]), np.int64)])
+        first, last = at + np.minimum(reach, 0).sum(axis=1)[row], at + np.maximum(reach, 0).sum(axis=1)[row] + run
+        bad = (first < 0) | (last > arena_bytes[on])
+        if bad.any():
+            i = int(np.argmax(bad))
+            has = int(arena_bytes[on[i]])
+            raise PlanError(f"step {step[i]} {does} bytes {first[i]} to {last[i]} on rank {on[i]}, which has {has}")
 
 
 def _merge(step: Ints, rank: Ints, blocks: Blocks) -> tuple[Ints, Blocks]:

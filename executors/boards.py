@@ -67,6 +67,11 @@ class Board:
             found=np.zeros((n_trials, n_ranks, len(Finding.__slots__)), np.int64),
         )
 
+    @staticmethod
+    def bytes_of_trials(n_ranks: int, n_cells: int, n_trials: int) -> int:
+        """Bytes of the columns that grow with the trials."""
+        return n_trials * 8 * (2 * n_cells + n_ranks * (1 + len(Finding.__slots__)))
+
     @classmethod
     def of(cls, shared: SharedFile) -> Self:
         """The board that lies in a shared file under `board.`."""

@@ -69,8 +69,8 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
     values = {
         "step.launch": launch_s,
         "step.piece": piece_s,
-        "step.run": run_s,
         "step.wait": wait_s,
+        "step.run": run_s,
         "cpu.cores": cores,
         "cpu.copy_bandwidth": copy_Bps,
     }

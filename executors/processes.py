@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import select
 import signal
 import subprocess
@@ -24,7 +25,7 @@ import numpy as np
 from shardroute.executors.boards import RUNNING, Board
 from shardroute.executors.interpret import Programs, to_columns
 from shardroute.executors.patterns import Finding
-from shardroute.executors.ranks import LATE
+from shardroute.executors.ranks import LATE, files_needed
 from shardroute.executors.shared_files import create_shared_file, file_bytes
 from shardroute.executors.transports import Progress, Trial
 from shardroute.planner.plans import Op, Plan
@@ -50,7 +51,10 @@ class ProcessSession:
 
     def __init__(self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int = 1) -> None:
         """`digest` is of the plan that the programs were compiled from; ranks refuse to run any other than `plan`."""
-        board = Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, timeout_s)
+        _check_files(programs.n_ranks)
+        n_cells = len(programs.cells.rank)
+        _check_memory(Board.bytes_of_trials(programs.n_ranks, n_cells, n_trials) + int(programs.arena_bytes.sum()), plan)
+        board = Board.blank(programs.n_ranks, n_cells, n_trials, timeout_s)
         columns = to_columns(programs) | to_columns(board, "board.")
         _check_memory(file_bytes(columns, programs.arena_bytes), plan)
         self._plan, self._programs, self._n_trials = plan, programs, n_trials
@@ -89,7 +93,7 @@ class ProcessSession:
             if progress is not None:
                 progress(self._fraction())
         if self._nursery.wait() != 0 or (board.exit_code != 0).any():
-            raise RunError(f"the ranks couldn't be started: {board.read_error(-1) or f'exit code {self._nursery.returncode}'}")
+            raise RunError(self._nursery_failure())
         if progress is not None:
             progress(1.0)
         return [
@@ -128,6 +132,17 @@ class ProcessSession:
             number = signal.Signals(-code)
             words = f"was killed ({number.name}{_SIGNAL_HINTS.get(number, '')})"
         return f"rank {rank} {self._where(rank)}: {words}. {self._all_ended()}"
+
+    def _nursery_failure(self) -> str:
+        """Why the process that the ranks are forked from ended before they had."""
+        code, words = self._nursery.returncode, self._board.read_error(-1)
+        n_started = int(np.count_nonzero(self._board.pid))
+        if not words and code < 0:
+            number = signal.Signals(-code)
+            words = f"the process that they are forked from was killed ({number.name}{_SIGNAL_HINTS.get(number, '')})"
+        words = words or f"the process that they are forked from ended with exit code {code}"
+        when = "couldn't be started" if n_started < self._programs.n_ranks else "were lost while they ran"
+        return f"the ranks {when}: {words}. {self._all_ended()}"
 
     def _late(self, rank: int) -> str:
         """Follow who waits for whom from the rank, to the one that held up all others."""
@@ -180,6 +195,16 @@ def describe_step(plan: Plan, step: int) -> str:
             return f"broadcast of {what}, rank {steps.src[step]} -> {group}"
         case Op.ALL_GATHER:
             return f"all-gather of {what}, {group}"
+
+
+def _check_files(n_ranks: int) -> None:
+    """Raise InputError where the system lets a process have fewer open files than the nursery needs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and files_needed(n_ranks) > hard:
+        raise InputError(
+            f"running {n_ranks} ranks takes {files_needed(n_ranks)} open files in one process, and this system allows {hard}; "
+            "raise that limit (ulimit -Hn), or plan for fewer ranks"
+        )
 
 
 def _check_memory(n_bytes: int, plan: Plan) -> None:

@@ -75,7 +75,7 @@ def nursery(fd: int, digest: str) -> int:
     os.set_blocking(_CALLER, False)
     ranks: dict[int, int] = {}
     try:
-        _allow_files(2 * n_ranks + _OTHER_FILES)
+        _allow_files(files_needed(n_ranks))
         pipes = [os.pipe() for _ in range(n_ranks)]
         for reading, writing in pipes:
             os.set_blocking(reading, False)
@@ -117,6 +117,11 @@ def _watch(board: Board, ranks: dict[int, int]) -> None:
             if fd == LIFELINE:  # ranks that wait see it themselves; one that is stopped, or in a long copy, doesn't
                 os.killpg(0, signal.SIGKILL)
             os.read(fd, _PIPE_BYTES)
+
+
+def files_needed(n_ranks: int) -> int:
+    """Open files that the nursery needs for this many ranks."""
+    return 2 * n_ranks + _OTHER_FILES
 
 
 def _allow_files(n: int) -> None:

@@ -30,6 +30,8 @@ TRANSPORTS: Mapping[str, OpenSession] = {"processes": ProcessSession}
 
 # Enough for 256 ranks on 2 cores with gigabytes to fill and verify; a hung run should still end while someone is watching.
 DEFAULT_TIMEOUT_S = 300.0
+# Far more than a median needs; the times of every trial are kept.
+MAX_REPEATS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,14 @@ def run_plan(
 ) -> RunResult:
     """Run the plan `repeats` times and verify each. Wrong bytes are in the result's `mismatches`, not an error.
 
-    Raises InputError for an unknown transport, a count below 1 and want of memory; PlanError for a plan that reads or writes
-    where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s` (for everything) pass.
+    Raises InputError for an unknown transport, a count below 1 or above MAX_REPEATS, and want of memory or open files; PlanError
+    for a plan that reads or writes where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s`
+    (for everything) pass.
     """
     if transport not in TRANSPORTS:
         raise InputError(f"transport {transport!r} is not known; expected one of {', '.join(TRANSPORTS)}")
-    if repeats < 1 or timeout_s <= 0:
-        raise InputError(f"expected at least 1 repeat and a timeout above 0 s, found {repeats} and {timeout_s:g}")
+    if not 1 <= repeats <= MAX_REPEATS or not timeout_s > 0:
+        raise InputError(f"expected 1 to {MAX_REPEATS} repeats and a timeout above 0 s, found {repeats} and {timeout_s:g}")
     programs, buffers = compile_plan(plan)
     with TRANSPORTS[transport](plan, programs, digest=plan.digest, timeout_s=timeout_s, n_trials=repeats) as session:
         trials = session.run(progress)

@@ -3,12 +3,10 @@
 import re
 
 from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.placements import Partial, Placement, parse_placement
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.topologies.errors import InputError
-
-# Far above any mesh that can be planned here, low enough that a slip of the finger is refused before memory is taken for it.
-MAX_RANKS = 2**20
 
 
 def tensor_problem(

@@ -49,22 +49,62 @@ def _places(layout: Layout) -> _Places:
 
 
 def check_memory(tensors: Sequence[Tensor], layout: Layout) -> None:
-    """Raise InputError when two elements of a destination layout would be written to one place in memory."""
-    places = _places(layout)
-    for group in places.groups():
-        held = [(region(layout.fragments[places.tensor[i]], int(places.row[i])), int(i)) for i in group]
-        held.sort(key=lambda entry: (entry[0].offset, entry[1]))
-        for k, (first, i) in enumerate(held):
-            where = f"buffer {places.names[places.buffer[i]]} of rank {places.rank[i]}"
-            name = tensors[places.tensor[i]].name
-            if not first.is_injective:
-                raise InputError(f"{where}: a fragment of tensor {name} puts two elements in one place; its strides overlap")
-            for second, j in held[k + 1 :]:
-                if second.offset > first.last:
-                    break
-                if not apart(first, second):
-                    other = tensors[places.tensor[j]].name
-                    raise InputError(f"{where}: fragments of {name} and {other} overlap in memory; give each its own place")
+    """Raise InputError when two elements of a destination layout would be written to one place in memory.
+
+    Buffers whose fragments lie alike are looked at once, and so are ranks within them: layers repeat, and so do replicas.
+    """
+    users: dict[str, list[tuple[int, int]]] = {}
+    for tensor, names in enumerate(layout.buffers):
+        for number, name in enumerate(names):
+            users.setdefault(name, []).append((tensor, number))
+    proved: set[tuple[tuple[int, int], ...]] = set()
+    apart_already: set[bytes] = set()
+    for name, members in users.items():
+        alike = tuple((id(layout.fragments[tensor]), number) for tensor, number in members)
+        if alike not in proved:
+            proved.add(alike)
+            _check_buffer(tensors, layout, name, members, apart_already)
+
+
+def _check_buffer(
+    tensors: Sequence[Tensor], layout: Layout, name: str, members: Sequence[tuple[int, int]], apart_already: set[bytes]
+) -> None:
+    """Check one buffer on every rank. What a rank has in it goes by how it lies, into `apart_already` once proved."""
+    n_dims = max(len(layout.fragments[tensor].shape) for tensor, _ in members)
+    parts: list[Ints] = []
+    for tensor, number in members:
+        fragments = layout.fragments[tensor]
+        rows = np.flatnonzero(fragments.buffer == number)
+        part = np.zeros((len(rows), 4 + 2 * n_dims), dtype=np.int64)
+        part[:, 0], part[:, 1], part[:, 2], part[:, 3] = fragments.rank[rows], tensor, rows, fragments.offset[rows]
+        part[:, 4 : 4 + n_dims] = 1
+        part[:, 4 : 4 + len(fragments.shape)] = fragments.extent[rows]
+        part[:, 4 + n_dims : 4 + n_dims + len(fragments.shape)] = fragments.strides[rows]
+        parts.append(part)
+    table = np.concatenate(parts)
+    table = table[np.lexsort((table[:, 3], table[:, 0]))]
+    for group in np.split(table, np.flatnonzero(np.diff(table[:, 0])) + 1):
+        lies = group[:, 3:].tobytes()
+        if len(group) and lies not in apart_already:
+            _check_rank(tensors, layout, name, group[:, :3])
+            apart_already.add(lies)
+
+
+def _check_rank(tensors: Sequence[Tensor], layout: Layout, name: str, group: Ints) -> None:
+    """Check one buffer of one rank, whose fragments `group` lists: rank, tensor, row."""
+    where = f"buffer {name} of rank {group[0, 0]}"
+    held = [(region(layout.fragments[tensor], row), tensor, row) for _, tensor, row in group.tolist()]
+    held.sort(key=lambda entry: (entry[0].offset, *entry[1:]))
+    for k, (first, i, _) in enumerate(held):
+        if not first.is_injective:
+            raise InputError(f"{where}: a fragment of tensor {tensors[i].name} puts two elements in one place (strides overlap)")
+        for second, j, _ in held[k + 1 :]:
+            if second.offset > first.last:
+                break
+            if not apart(first, second):
+                raise InputError(
+                    f"{where}: fragments of {tensors[i].name} and {tensors[j].name} overlap in memory; give each its own place"
+                )
 
 
 def bytes_in_place(problem: Problem, source_aliases: Mapping[str, str], target_aliases: Mapping[str, str]) -> int:

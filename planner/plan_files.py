@@ -3,13 +3,15 @@
 Rule: what is read back is validated as if it were made anew, and nothing in the file can run code (no pickle).
 """
 
-import io
 import json
+import os
+import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -20,14 +22,28 @@ from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import Boxes, Bundles, Plan, Steps
 from shardroute.planner.problems import Problem
 from shardroute.topologies.errors import InputError, PlanError
+from shardroute.topologies.files import written_whole
 from shardroute.topologies.topologies import topology_from_dict, topology_to_dict
 
 FORMAT = "shardroute-plan"
 SCHEMA = 1
 # A file that claims more than this once unpacked is refused before it is read: plans for 16,384 GPUs stay under 2 GB.
-MAX_UNPACKED_BYTES = 16 * 2**30
+MAX_UNPACKED_BYTES: Final = 4 * 2**30
+
+_HEADER: Final = "header.json"
+_FRAGMENT_COLUMNS: Final = ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides")
+_COLUMNS: Final = frozenset(
+    ["fragments.n", "boxes.n", "boxes.lo", "boxes.hi", "group_ptr", "group_ranks", "slot_bytes"]
+    + [f"fragments.{name}" for name in _FRAGMENT_COLUMNS]
+    + [f"{kind.__name__.lower()}.{name}" for kind in (Bundles, Steps) for name in kind.__dataclass_fields__]
+)
+# The format that numpy.lib.format describes, for lists of whole numbers. NumPy itself reads the header as Python, which
+# damaged files can make fail in many ways.
+_NPY: Final = re.compile(rb"\{'descr': '([<|][iu][1248])', 'fortran_order': (?:False|True), 'shape': \((\d{1,12}),\), \} *\n")
+_NPY_STARTS: Final = {b"\x93NUMPY\x01\x00": "<H", b"\x93NUMPY\x02\x00": "<I"}  # version, and how its header's length is written
 
 Columns = list[tuple[str, NDArray[np.generic]]]
+_Int = TypeVar("_Int", np.int32, np.int64)
 
 
 class _TensorHead(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,7 +93,7 @@ def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
         ],
     }
     columns: Columns = [("fragments.n", np.array([len(f) for f in distinct], dtype=np.int64))]
-    for name in ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides"):
+    for name in _FRAGMENT_COLUMNS:
         dtype = np.int32 if name in ("rank", "buffer") else np.int64
         columns.append((f"fragments.{name}", _join([getattr(f, name) for f in distinct], dtype)))
     columns.append(("boxes.n", np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)))
@@ -94,42 +110,27 @@ def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write the plan; the file appears whole or not at all."""
+    """Write the plan; the file appears whole or not at all. Raises InputError where it can't be, or isn't to be, written."""
     header, columns = plan_parts(plan)
-    path = Path(path)
-    draft = path.with_name(path.name + ".part")
-    try:
-        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr("header.json", header)
-            for name, column in columns:
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, column, allow_pickle=False)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InputError(f"can't write the plan to {path}: {error.strerror}") from error
+    with written_whole(path, "the plan") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr(_HEADER, header)
+        for name, column in columns:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, column, allow_pickle=False)
 
 
 def load_plan(path: str | Path) -> Plan:
     """Read a plan. Raises InputError when there is no such file, PlanError when it isn't a whole plan of a known schema."""
-    path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # False, too, for names that no file can have
         raise InputError(f"no plan file {path}; `shardroute plan ... -o {path}` writes one")
     try:
         with zipfile.ZipFile(path) as archive:
-            if sum(info.file_size for info in archive.infolist()) > MAX_UNPACKED_BYTES:
-                raise PlanError(
-                    f"{path}: unpacks to more than {MAX_UNPACKED_BYTES} bytes; this is not a plan that shardroute wrote"
-                )
-            header = archive.read("header.json")
-            columns = {
-                info.filename.removesuffix(".npy"): _read_column(archive.read(info))
-                for info in archive.infolist()
-                if info.filename.endswith(".npy")
-            }
-    except KeyError as error:
-        raise PlanError(f"{path}: not a shardroute plan: it has no header.json") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, NotImplementedError, RuntimeError) as error:
+            members = _members(archive)
+            header = archive.read(_HEADER)
+            columns = {name: _read_column(name, archive.read(info)) for name, info in members.items() if name != _HEADER}
+    except (PlanError, InputError) as error:
+        raise PlanError(f"{path}: {error}") from error
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OSError, RuntimeError) as error:
         raise PlanError(f"{path}: not a shardroute plan, or cut short ({error}); plan again, or copy the file anew") from error
     try:
         return _assemble(_decode_header(header), columns)
@@ -139,6 +140,22 @@ def load_plan(path: str | Path) -> Plan:
         raise PlanError(f"{path}: {error}") from error
     except (ValueError, IndexError, TypeError, OverflowError) as error:
         raise PlanError(f"{path}: the columns contradict each other ({error})") from error
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The members by the names of their columns. Raises PlanError for any that no plan has, before they are unpacked."""
+    found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    if _HEADER not in found:
+        raise PlanError(f"not a shardroute plan: it has no {_HEADER}")
+    unknown = sorted(name for name in found if name != _HEADER and name not in _COLUMNS)
+    if unknown or len(found) < len(archive.infolist()):
+        raise PlanError(f"not a shardroute plan: {f'it has a member {unknown[0]!r}' if unknown else 'a member stands twice'}")
+    for info in found.values():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
+            raise PlanError(f"not a shardroute plan: member {info.filename} is packed in a way that plans never are")
+    if sum(info.file_size for info in found.values()) > MAX_UNPACKED_BYTES:
+        raise PlanError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes; this is not a plan that shardroute wrote")
+    return found
 
 
 def _decode_header(data: bytes) -> _Header:
@@ -164,12 +181,12 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
     flat = {
         name: _split(columns[f"fragments.{name}"], lengths if name in ("rank", "buffer", "offset", "buffer_size") else
                      [n * d for n, d in zip(lengths, n_dims, strict=True)], f"fragments.{name}")
-        for name in ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides")
+        for name in _FRAGMENT_COLUMNS
     }  # fmt: skip
     distinct = []
     for i, shape in enumerate(header.fragment_shapes):
         lo, hi, strides = (flat[name][i].reshape(lengths[i], n_dims[i]) for name in ("lo", "hi", "strides"))
-        rank, buffer = (flat[name][i].astype(np.int32) for name in ("rank", "buffer"))
+        rank, buffer = (_exactly(flat[name][i], np.int32, f"fragments.{name}") for name in ("rank", "buffer"))
         distinct.append(Fragments(tuple(shape), rank, lo, hi, buffer, flat["offset"][i], strides, flat["buffer_size"][i]))
     for head in header.tensors:
         if not (0 <= head.source < len(distinct) and 0 <= head.target < len(distinct)):
@@ -188,6 +205,8 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
     )
     class_dims = [len(c.shape) for c in problem.classes]
     n_boxes = _counts(columns["boxes.n"], len(class_dims), "boxes.n")
+    if any(n > 1 and not d for n, d in zip(n_boxes, class_dims, strict=True)):
+        raise PlanError("column boxes.n: a tensor without dims has several pieces")
     sizes = [n * d for n, d in zip(n_boxes, class_dims, strict=True)]
     boxes = tuple(
         Boxes(lo.reshape(n, d), hi.reshape(n, d))
@@ -204,12 +223,33 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
     group_ptr, group_ranks, slot_bytes = (_integers(columns[n], n) for n in ("group_ptr", "group_ranks", "slot_bytes"))
     return Plan(
         header.strategy, topology_from_dict(header.topology), problem, boxes, bundles, steps,
-        group_ptr.astype(np.int64), group_ranks.astype(np.int32), slot_bytes.astype(np.int64),
+        _exactly(group_ptr, np.int64, "group_ptr"), _exactly(group_ranks, np.int32, "group_ranks"),
+        _exactly(slot_bytes, np.int64, "slot_bytes"),
     )  # fmt: skip
 
 
-def _read_column(data: bytes) -> NDArray[np.generic]:
-    return cast(NDArray[np.generic], np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+def _read_column(name: str, data: bytes) -> NDArray[np.generic]:
+    length = _NPY_STARTS.get(data[:8])
+    try:
+        start = 8 + struct.calcsize(length) if length else 0
+        end = start + struct.unpack_from(length, data, 8)[0] if length else 0
+    except struct.error:
+        end = 0
+    header = _NPY.fullmatch(data, start, end) if 0 < end <= len(data) else None
+    if header is None:
+        raise PlanError(f"column {name}: expected a list of whole numbers as NumPy writes one")
+    dtype, n = np.dtype(header[1].decode()), int(header[2])
+    if len(data) - end != n * dtype.itemsize:
+        raise PlanError(f"column {name}: {len(data) - end} bytes, but {n} values of {dtype} take {n * dtype.itemsize}")
+    return np.frombuffer(data, dtype, n, end)
+
+
+def _exactly(values: NDArray[np.integer], dtype: type[_Int], name: str) -> NDArray[_Int]:
+    """The values as another dtype. Raises PlanError where it doesn't have them."""
+    column = values.astype(dtype)
+    if (column != values).any():
+        raise PlanError(f"column {name}: values that {np.dtype(dtype).name} doesn't have")
+    return column
 
 
 def _integers(column: NDArray[np.generic], name: str) -> NDArray[np.integer]:
@@ -233,4 +273,5 @@ def _split(column: NDArray[np.generic], lengths: list[int], name: str) -> list[N
     values = _integers(column, name)
     if sum(lengths) != len(values):
         raise PlanError(f"column {name}: {len(values)} values, expected {sum(lengths)}")
-    return [part.astype(np.int64) for part in np.split(values, np.cumsum(lengths)[:-1])] if lengths else []
+    whole = _exactly(values, np.int64, name)
+    return list(np.split(whole, np.cumsum(lengths)[:-1])) if lengths else []

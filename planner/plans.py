@@ -253,7 +253,8 @@ class Plan:
             ("group_ranks", self.group_ranks, 0, problem.n_ranks),
         ):
             if len(column) and (column.min() < low or column.max() >= high):
-                raise PlanError(f"column {name}: values must lie in {low} to {high - 1}, found {column.min()} to {column.max()}")
+                wanted = f"be {low}" if high == low + 1 else f"lie in {low} to {high - 1}"
+                raise PlanError(f"column {name}: values must {wanted}, found {column.min()} to {column.max()}")
         n_pieces = np.array([len(b.lo) for b in self.boxes], dtype=np.int64)
         if (bundles.piece < 0).any() or (bundles.piece >= n_pieces[self.tensor_class[bundles.tensor]]).any():
             raise PlanError("column bundles.piece: a piece number is outside its tensor's class")

@@ -4,16 +4,23 @@ Rule: a problem says nothing about how or when. Tensors of one shape, dtype and 
 worked out for a class holds for each of its members.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments
+from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.tensors import DTYPES, Layout, Tensor
 from shardroute.topologies.errors import InputError
+
+# Bytes that one side may hold over all ranks, so that sums of bytes fit int64 with room for a few hops. The memory of a million
+# GPUs of 288 GB is an eighth of it.
+MAX_SIDE_BYTES: Final = 2**61
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class TensorClass:
 class Problem:
     """Tensors with a source and a destination layout over ranks 0 to n_ranks - 1; rank i sits on GPU i of the topology.
 
-    Raises InputError when a layout doesn't match the tensors, or when a rank is out of range.
+    Raises InputError when a layout doesn't match the tensors, when a rank is out of range, and when a side holds more than
+    MAX_SIDE_BYTES.
     """
 
     tensors: tuple[Tensor, ...]
@@ -45,10 +53,11 @@ class Problem:
     n_ranks: int
 
     def __post_init__(self) -> None:
-        names = [t.name for t in self.tensors]
-        if len(set(names)) != len(names):
-            twice = next(n for i, n in enumerate(names) if n in names[:i])
-            raise InputError(f"tensor {twice} is given twice; every tensor needs a name of its own")
+        twice = [name for name, n in Counter(t.name for t in self.tensors).items() if n > 1]
+        if twice:
+            raise InputError(f"tensor {twice[0]} is given twice; every tensor needs a name of its own")
+        if not 0 <= self.n_ranks <= MAX_RANKS:
+            raise InputError(f"a problem of {self.n_ranks} ranks; expected 0 to {MAX_RANKS}")
         for side, layout in (("source", self.source), ("destination", self.target)):
             if len(layout.fragments) != len(self.tensors):
                 raise InputError(
@@ -59,9 +68,11 @@ class Problem:
                     raise InputError(
                         f"{side} layout of {tensor.name}: fragments of shape {fragments.shape}, the tensor has {tensor.shape}"
                     )
-            if len(layout.ranks) and int(layout.ranks[-1]) >= self.n_ranks:
+            _check_bytes(side, self.tensors, layout)
+            ranks = layout.ranks
+            if len(ranks) and int(ranks[-1]) >= self.n_ranks:
                 raise InputError(
-                    f"{side} layout: rank {int(layout.ranks[-1])} is used, but there are {self.n_ranks} ranks "
+                    f"{side} layout: rank {int(ranks[-1])} is used, but there are {self.n_ranks} ranks "
                     f"(0 to {self.n_ranks - 1})"
                 )
 
@@ -82,6 +93,17 @@ class Problem:
     def n_bytes(self) -> int:
         """Bytes of all tensors, each counted once."""
         return sum(t.n_bytes for t in self.tensors)
+
+
+def _check_bytes(side: str, tensors: Sequence[Tensor], layout: Layout) -> None:
+    held: dict[int, float] = {}  # elements of each distinct Fragments, in floats, which don't wrap
+    total = 0.0
+    for tensor, fragments in zip(tensors, layout.fragments, strict=True):
+        if id(fragments) not in held:
+            held[id(fragments)] = float(fragments.n_elements.sum(dtype=np.float64))
+        total += held[id(fragments)] * tensor.itemsize
+        if total > MAX_SIDE_BYTES:
+            raise InputError(f"{side} layout: its ranks hold more than 2^61 bytes up to tensor {tensor.name}")
 
 
 def one_tensor(

@@ -3,25 +3,31 @@
 Rule: row i is step i of the plan whose digest the timeline carries, whoever made it, so comparing is a join on the row.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import read_file, write_file
 
 FORMAT = "shardroute-timeline"
 SCHEMA = 1
+# Two numbers of some 20 characters a step: ten million steps.
+MAX_BYTES: Final = 2**29
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a run checked after it had moved everything: destination bytes compared, and how many were wrong."""
 
-    bytes: int
-    mismatches: int
+    bytes: _Bytes
+    mismatches: _Bytes
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,20 +83,16 @@ def save_timeline(timeline: Timeline, path: str | Path) -> None:
         FORMAT, SCHEMA, timeline.kind, timeline.digest, timeline.source,
         timeline.start_s.tolist(), timeline.end_s.tolist(), timeline.verified,
     )  # fmt: skip
-    try:
-        Path(path).write_bytes(msgspec.json.encode(file) + b"\n")
-    except OSError as error:
-        raise InputError(f"can't write the timeline to {path}: {error.strerror}") from error
+    write_file(path, msgspec.json.encode(file) + b"\n", "the timeline")
 
 
 def load_timeline(path: str | Path) -> Timeline:
     """Read a timeline that `simulate -o` or `run -o` wrote. Raises InputError for anything else."""
+    if not os.path.isfile(path):  # False, too, for names that no file can have
+        raise InputError(f"no timeline file {path}; `shardroute simulate PLAN -o {path}` or `run PLAN -o {path}` writes one")
+    data = read_file(path, MAX_BYTES)
     try:
-        file = msgspec.json.decode(Path(path).read_bytes(), type=_File)
-    except OSError as error:
-        raise InputError(
-            f"no timeline file {path}; `shardroute simulate PLAN -o {path}` or `run PLAN -o {path}` writes one"
-        ) from error
+        file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a shardroute timeline, or cut short ({error})") from error
     if file.format != FORMAT or file.schema != SCHEMA:

@@ -138,7 +138,7 @@ def test_a_calibration_without_sources_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="can't be written"):
+    with pytest.raises(InputError, match=r"can't write the calibration to .*absent"):
         save_calibration(cpu_calibration(), tmp_path / "absent" / "my.toml")
     with pytest.raises(InputError, match="ends in"):
         save_calibration(cpu_calibration(), tmp_path / "my.json")

@@ -1,6 +1,7 @@
 """The command line as a user meets it: the issue's commands, JSON that stays, and clear words for every mistake."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardroute.executors.cli import main
+from shardroute.planner.cli.output import message_text
+from shardroute.topologies.errors import InputError, RunError
 
 LAYOUTS = ["--from", "TP4 x PP8 x EP16", "--to", "TP8 x DP16", "--machine", "dgx-h100"]
 TENSOR = [
@@ -202,3 +205,101 @@ def test_the_module_starts_the_same_program() -> None:
     )
 
     assert found.stdout.startswith("shardroute ")
+
+
+@pytest.fixture
+def prediction(cli, tensor_plan, tmp_path) -> dict[str, object]:
+    """A timeline of the small plan, as its file has it."""
+    cli("simulate", str(tensor_plan), "-o", str(tmp_path / "a.json"))
+    found: dict[str, object] = json.loads((tmp_path / "a.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [("[/b]", "[/b]"), ("[red]x", "[red]x"), (":smile:", ":smile:"), ("\x1b[31mred\x07", "?[31mred?"), ("a\u202eb", "a?b")],
+)
+def test_names_from_files_are_shown_as_they_are_and_cannot_steer_the_terminal(cli, prediction, tmp_path, source, shown) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(prediction | {"source": source}))
+
+    code, out, _ = cli("compare", str(tmp_path / "a.json"), str(path))
+
+    assert code == 0
+    assert shown in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("verified", [{"bytes": -1, "mismatches": 0}, {"bytes": 1, "mismatches": -5}])
+def test_a_timeline_that_verified_less_than_nothing_is_refused(cli, prediction, tmp_path, verified) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(prediction | {"verified": verified}))
+
+    code, _, err = cli("compare", str(tmp_path / "a.json"), str(path))
+
+    assert (code, "not a shardroute timeline" in err) == (2, True)
+
+
+def test_a_timeline_is_read_from_regular_files_only(cli, prediction, tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    for name in ("pipe", ".", "n" * 400, "a\0b"):
+        code, _, err = cli("compare", str(tmp_path / "a.json"), str(tmp_path / name))
+        assert (code, "no timeline file" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--model", "qwen3-0.6b", "--from", "TP2 " * 5000, "--to", "TP2", "--machine", "dgx-h100"],
+        ["plan", "--model", "qwen3-0.6b", "--from", "TP" + "9" * 5000, "--to", "TP2", "--machine", "dgx-h100"],
+        ["plan", "--model", "x" * 5000, "--from", "TP2", "--to", "TP2", "--machine", "dgx-h100"],
+        ["simulate", "x" * 5000],
+    ],
+    ids=["axes", "digits", "model", "file"],
+)
+def test_a_very_long_value_makes_no_very_long_message(cli, arguments) -> None:
+    code, _, err = cli(*arguments)
+
+    assert code == 2
+    assert len(err) < 2100
+
+
+def test_a_calibration_that_could_not_be_written_is_not_measured(cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("shardroute.executors.commands.calibrate_here", lambda: pytest.fail("was measured"))
+
+    for name in ("nowhere/here.toml", "here.txt", "n" * 400 + ".toml", "a\0.toml"):
+        code, _, err = cli("calibrate", "--here", "-o", str(tmp_path / name))
+        assert (code, "error: " in err) == (2, True)
+
+
+def test_a_timeline_that_could_not_be_written_is_not_measured(cli, tensor_plan, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("shardroute.executors.commands.run_plan", lambda *_, **__: pytest.fail("was run"))
+
+    code, _, err = cli("run", str(tensor_plan), "-o", str(tmp_path / "nowhere" / "t.json"))
+
+    assert (code, "can't write the timeline" in err) == (2, True)
+
+
+def test_an_interrupt_while_the_program_loads_ends_in_one_line() -> None:
+    program = """
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from shardroute.executors.cli import main
+main()
+"""
+
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "Aborted.\n")
+
+
+def test_only_long_values_are_shortened_in_a_message() -> None:
+    words = "rank 3 can't read " + "what it waits for, " * 15 + "and doesn't go on"
+
+    assert message_text(RunError(words)) == words
+    assert message_text(InputError(f"machine {'x' * 500!r} isn't known")).startswith(f"machine '{'x' * 99} ... xxx")

@@ -142,8 +142,8 @@ def test_a_safetensors_index_gives_each_file_to_a_rank(tmp_path) -> None:
     [
         (b"\x01", "no safetensors header"),
         (struct.pack("<Q", 2**40) + b"{}", "no safetensors header"),
-        (struct.pack("<Q", 2) + b"[]", "header isn't JSON"),
-        (struct.pack("<Q", 20) + b'{"x": {"dtype": "F32"', "header isn't JSON"),
+        (struct.pack("<Q", 2) + b"[]", "header: expected a JSON object"),
+        (struct.pack("<Q", 20) + b'{"x": {"dtype": "F32"', "header: expected JSON"),
     ],
 )
 def test_a_file_that_is_no_safetensors_is_named(tmp_path, content, message) -> None:
@@ -181,3 +181,51 @@ def test_two_sides_that_disagree_are_refused_by_name() -> None:
         problem_between(side(), side((9,)))
     with pytest.raises(InputError, match="w: bf16 in the source, f32 in the destination"):
         problem_between(side(), side(dtype="f32"))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ({"x": [0, 4], "y": [2, 6]}, "y lies at bytes 2 to 6 of the data, which overlaps"),
+        ({"x": [-4, 0], "y": [0, 4]}, "x lies at bytes -4 to 0 of the data, which overlaps another tensor, or starts before"),
+        ({"x": [0, 4], "y": [2**40, 2**40 + 4]}, "which ends after the file"),
+    ],
+)
+def test_tensors_lie_apart_and_inside_their_safetensors_file(tmp_path, offsets, message) -> None:
+    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": pair} for name, pair in offsets.items()}
+    text = json.dumps(header).encode()
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+
+    with pytest.raises(InputError, match=message):
+        load_safetensors(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("name", ["n" * 400, "a\0b"])
+def test_an_index_may_name_files_that_no_file_can_be_called(tmp_path, name) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+
+    with pytest.raises(InputError, match="can't be read"):
+        load_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (StoredChunk((0,), (1,), "__0_0.distcp"), r"w: offsets \[0\] of a chunk"),
+        (StoredChunk((0, 0), (2**63, 1), "__0_0.distcp"), r"w: sizes \[9223372036854775808, 1\]"),
+        (StoredChunk((0, 0), (1, 1), "__99999999999_0.distcp"), "rank 99999999999 of file"),
+        (StoredChunk((0, 0), (9, 1), "__0_0.distcp"), "w: .* leaves the tensor"),
+    ],
+)
+def test_a_chunk_that_is_no_box_of_its_tensor_is_refused(chunk, message) -> None:
+    with pytest.raises(InputError, match=message):
+        inventory_of_checkpoint([StoredTensor("w", (4, 6), "f32", (chunk,))])
+
+
+def test_many_chunks_of_one_tensor_are_numbered_rank_by_rank() -> None:
+    n = 30_000
+    chunks = tuple(StoredChunk((i,), (1,), f"__{i % 2}_{i}.distcp") for i in range(n))
+
+    found = inventory_of_checkpoint([StoredTensor("w", (n,), "f32", chunks)])
+
+    assert found.layout.fragments[0].buffer.tolist() == [i // 2 for i in range(n)]

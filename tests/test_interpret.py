@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hand_plans import HandPlan, column_shards, gathered, relay_chain, row_shards, rows_to_columns
 
-from shardroute.executors.blocks import LINEAR
+from shardroute.executors.blocks import LINEAR, _check_reach
 from shardroute.executors.interpret import Programs, compile_plan, from_columns, to_columns
 from shardroute.executors.memories import ALIGNMENT, Part
 from shardroute.planner.layouts.fragments import Fragments
@@ -246,3 +246,18 @@ def test_equal_plans_compile_to_equal_programs() -> None:
 
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_a_block_that_leaves_its_arena_is_never_handed_out() -> None:
+    plan = rows_to_columns()
+    programs, _ = compile_plan(plan)
+    actions = programs.actions
+    n_blocks = np.diff(actions.block_ptr)
+    rank = np.repeat(np.repeat(np.arange(programs.n_ranks), np.diff(actions.ptr)), n_blocks)
+    step, blocks, forms = np.repeat(actions.step, n_blocks), programs.blocks, programs.forms
+
+    _check_reach(step, rank, blocks, forms, programs.arena_bytes)
+    with pytest.raises(PlanError, match=r"step \d+ reads bytes -\d+ to "):
+        _check_reach(step, rank, replace(blocks, src=blocks.src - 2**20), forms, programs.arena_bytes)
+    with pytest.raises(PlanError, match=r"step \d+ writes bytes \d+ to \d+ on rank \d+, which has \d+"):
+        _check_reach(step, rank, replace(blocks, dst=blocks.dst + programs.arena_bytes[blocks.to]), forms, programs.arena_bytes)

@@ -1,12 +1,14 @@
 """Layout files: what is written comes back, and what is wrong is named by the path of its key."""
 
 import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shardroute.planner.exchange import Inventory, layout_schema, load_layout, parse_layout, save_layout
 from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.overlaps import overlap
 from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.testing import fused_problems, tensor_problems
 from shardroute.topologies.errors import InfeasibleError, InputError
@@ -80,7 +82,7 @@ def with_fragment(**changes):
         (with_fragment(hi=[2, 4]), r"layout of tensor w: fragment 0 of rank 1: box \[0:2, 0:4\].* leaves the tensor"),
         (with_fragment(buffer_size=5), "reaches elements 0 to 5 of a buffer of 5"),
         (with_fragment(buffer=1), "uses buffer 1, but the tensor names only"),
-        (with_fragment(strides=[2**59, 1]), r"fragments\[0\].strides: .* reach over 2\^60"),
+        (with_fragment(strides=[2**59, 1]), r"tensor w: fragment 0 of rank 1: .* reach over 2\^59"),
         (document(layouts=[{}]), r"layouts\[0\].name: expected a name"),
         (document(aliases=[{"buffer": "b", "memory": "m"}]), "alias of buffer b: no tensor has a buffer of that name"),
         ([], "expected a table"),
@@ -127,3 +129,45 @@ def test_the_schema_names_every_key_of_a_tensor() -> None:
 
     assert set(schema["$defs"]["TensorEntry"]["properties"]) == {"name", "shape", "dtype", "layout", "buffers"}
     assert schema["$defs"]["FragmentEntry"]["required"] == ["rank", "lo", "hi"]
+
+
+def test_a_layout_nested_too_deeply_is_refused(tmp_path) -> None:
+    path = tmp_path / "l.json"
+    path.write_bytes(b"[" * 100_000 + b"]" * 100_000)
+
+    with pytest.raises(InputError, match=r"l\.json: expected JSON"):
+        load_layout(path)
+
+
+@pytest.mark.parametrize("name", ["nowhere/l.json", ".", "", "n" * 400, "a\0b"])
+def test_a_path_that_cannot_be_written_or_read_is_refused(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(InputError, match="can't write the layout to"):
+        save_layout(parse_layout(document()), name)
+    with pytest.raises(InputError, match="can't be read"):
+        load_layout(name)
+
+
+def test_a_pipe_is_refused_before_it_can_block(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(InputError, match="it is a pipe or socket, expected a file"):
+        load_layout(tmp_path / "pipe")
+
+
+def test_a_tensor_that_no_rank_needs_moves_nowhere() -> None:
+    held = parse_layout(document())
+    empty = {"name": "w", "shape": [8, 3], "dtype": "bf16", "layout": {"fragments": []}}
+    needed = parse_layout(document(tensors=[empty], aliases=[]))
+
+    source, target = (side.layout.fragments[0] for side in (held, needed))
+
+    assert len(overlap(source, target)) == 0
+    with pytest.raises(InfeasibleError, match="no source rank holds it"):
+        overlap(target, source)
+
+
+def test_a_rank_above_the_most_that_are_accepted_is_named_by_its_key() -> None:
+    with pytest.raises(InputError, match=r"layouts\[0\].mesh.ranks\[0\]: .*2147483647"):
+        parse_layout(document(layouts=[{"name": "rows", "mesh": {"axes": ["x"], "sizes": [1], "ranks": [2**31 - 1]}}]))

@@ -1,6 +1,7 @@
 """shardroute.topologies.machines: machine files, their figures, and the text that names a machine."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,3 +301,21 @@ def test_a_machine_of_processes_with_gpu_figures_is_refused(field: str) -> None:
 
     with pytest.raises(InputError, match="for kind 'cpu'"):
         machine_from_dict({**data, field: 8})
+
+
+@pytest.mark.parametrize("content", ["a=" + "[" * 50_000, "a = " + "9" * 5000, "a\0=1"], ids=["deep", "digits", "nul"])
+def test_toml_that_python_cannot_read_is_refused(tmp_path, content) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(content)
+
+    with pytest.raises(InputError, match=r"my\.toml: expected TOML"):
+        load_machine(str(path))
+
+
+def test_a_machine_is_read_from_a_regular_file_of_some_size_only(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
+
+    for name, message in (("pipe", "it is a pipe or socket"), ("large", "it has more than 1048576 bytes"), ("a\0b", "null byte")):
+        with pytest.raises(InputError, match=message):
+            load_machine(str(tmp_path / f"{name}.toml"))

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import tomllib
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from family_oracles import tiny
 from framework_oracles import config_of, model_of
 
 from shardroute.planner.layouts import Role, load_model, model_names
+from shardroute.planner.layouts.conventions.sides import divisors
 from shardroute.planner.layouts.models import Model
 from shardroute.topologies.errors import InputError
 
@@ -508,3 +510,31 @@ def test_every_shipped_folder_holds_a_config_and_what_is_published(repo: Path) -
     for folder in folders:
         about = tomllib.loads((folder / "about.toml").read_text())
         assert about["published"]["source"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000"),
+        ({"num_experts": 10**9}, "num_experts: expected at most 100000"),
+        ({"num_hidden_layers": 9999, "num_experts": 99999}, "at most 1000000 experts in all layers"),
+        ({"hidden_size": 10**9}, "hidden_size: expected at most 16777216"),
+        ({"num_attention_heads": 2**63}, "num_attention_heads: expected at most 16777216"),
+        ({"moe_intermediate_size": 10**9}, "moe_intermediate_size: expected at most 16777216"),
+    ],
+)
+def test_sizes_far_above_any_model_are_refused_before_anything_is_made_of_them(tmp_path: Path, values, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        load_model(str(saved(tmp_path, **values)))
+
+
+def test_divisors_are_all_numbers_that_divide() -> None:
+    for n in (1, 2, 36, 97, 128, 5000):
+        assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+def test_a_config_is_read_from_a_regular_file_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+
+    with pytest.raises(InputError, match="it is a pipe or socket, expected a file"):
+        load_model(str(tmp_path))

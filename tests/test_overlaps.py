@@ -7,7 +7,7 @@ from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.overlaps import overlap, split_large
 from shardroute.planner.layouts.placements import Replicate, Shard
-from shardroute.topologies.errors import InfeasibleError
+from shardroute.topologies.errors import InfeasibleError, InputError
 
 
 def test_rows_over_two_to_columns_over_four_gives_each_destination_a_4_x_2_region_from_each_source() -> None:
@@ -83,3 +83,12 @@ def test_splitting_keeps_every_element_and_the_limit() -> None:
     for lo, hi in zip(pieces.lo, pieces.hi, strict=True):
         covered[tuple(slice(a, b) for a, b in zip(lo, hi, strict=True))] += 1
     assert (covered == 1).all()
+
+
+def test_fragments_too_scattered_to_cut_by_are_refused_before_memory_is_taken() -> None:
+    n = 20_000
+    corner = np.repeat(np.arange(n)[:, None], 2, axis=1)
+    scattered = Fragments.dense((n, n), np.zeros(n, dtype=np.int32), corner, corner + 1)
+
+    with pytest.raises(InputError, match=r"into 400000000 cells, above 134217728"):
+        overlap(scattered, scattered)

@@ -1,7 +1,11 @@
 """Plan files: what is damaged, foreign or contradictory is refused in words, and never runs code."""
 
 import json
+import os
+import stat
+import struct
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,7 +151,7 @@ def test_columns_that_contradict_each_other_are_refused(path, name, values) -> N
 def test_a_pickled_column_is_never_loaded(path) -> None:
     rewritten(path, **{"steps.src.npy": column(np.array([{"a": 1}] * 4, dtype=object))})
 
-    with pytest.raises(PlanError, match="Object arrays cannot be loaded"):
+    with pytest.raises(PlanError, match=r"column steps\.src: expected a list of whole numbers"):
         load_plan(path)
 
 
@@ -156,3 +160,120 @@ def test_a_write_that_fails_leaves_no_half_file(tmp_path, path) -> None:
         save_plan(load_plan(path), tmp_path / "nowhere" / "b.plan")
 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.plan"]
+
+
+def test_a_write_replaces_files_and_nothing_else(tmp_path, path) -> None:
+    plan = load_plan(path)
+    mine, link, pipe = tmp_path / "b.plan.part", tmp_path / "link.plan", tmp_path / "pipe"
+    mine.write_text("a user's own")
+    link.symlink_to(path.name)
+    os.mkfifo(pipe)
+
+    save_plan(plan, tmp_path / "b.plan")
+    save_plan(plan, link)
+    with pytest.raises(InputError, match=r"can't write the plan to .*pipe: it is a pipe or socket; name a file"):
+        save_plan(plan, pipe)
+
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert mine.read_text() == "a user's own"
+    assert link.is_symlink()
+    assert load_plan(link).digest == load_plan(tmp_path / "b.plan").digest == plan.digest
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.plan", "b.plan", "b.plan.part", "link.plan", "pipe"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "n" * 400, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(path, monkeypatch, name) -> None:
+    monkeypatch.chdir(path.parent)
+    plan = load_plan(path)
+
+    with pytest.raises(InputError, match="can't write the plan to"):
+        save_plan(plan, name)
+    with pytest.raises(InputError, match="no plan file"):
+        load_plan(name)
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x02\x00" + struct.pack("<I", len(header)) + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(npy(f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({n},), }}\n") for n in (2**30, 2**40, 2**64, -1)),
+        npy("{'descr': 'i8,,,', 'fortran_order': False, 'shape': (1,), }\n", bytes(8)),
+        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n", bytes(8)),
+        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1, 1), }\n", bytes(8)),
+        npy("(" * 9000),
+        npy("-" * 9000 + "1"),
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+        b"\x93NUMPY\x01",
+        b"",
+    ],
+    ids=range(12),
+)
+def test_a_column_is_exactly_what_its_header_says(path, data) -> None:
+    rewritten(path, **{"slot_bytes.npy": data})
+
+    with pytest.raises(PlanError, match="column slot_bytes: "):
+        load_plan(path)
+
+
+def test_a_member_that_no_plan_has_is_never_unpacked(path) -> None:
+    rewritten(path, **{"more.npy": column([1])})
+
+    with pytest.raises(PlanError, match=r"it has a member 'more'"):
+        load_plan(path)
+
+
+def test_a_member_packed_in_another_way_is_refused(path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        content = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+    with pytest.raises(PlanError, match="is packed in a way that plans never are"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fragments.strides.npy", [-(2**63)] * 8),
+        ("fragments.offset.npy", [2**60] * 4),
+        ("fragments.buffer_size.npy", [2**63 - 1] * 4),
+        ("fragments.rank.npy", [2**32] * 4),
+        ("slot_bytes.npy", [2**62]),
+        ("bundles.offset.npy", [2**62, 2**62]),
+        ("boxes.hi.npy", [2**62] * 4),
+        ("group_ptr.npy", np.array([2**64 - 1], np.uint64)),
+    ],
+)
+def test_numbers_that_would_wrap_are_refused(path, name, values) -> None:
+    rewritten(path, **{name: column(values)})
+
+    with pytest.raises(PlanError):
+        load_plan(path)
+
+
+def test_the_size_of_a_tensor_is_counted_without_wrapping(path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        header = json.loads(archive.read("header.json"))
+    for tensor in header["tensors"]:
+        tensor["shape"] = [2**32, 2**32]
+    header["fragment_shapes"] = [[2**32, 2**32]] * len(header["fragment_shapes"])
+
+    rewritten(path, **{"header.json": json.dumps(header).encode()})
+
+    with pytest.raises(PlanError, match=r"has 2\^59 elements or more"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize(("column_name", "row", "value"), [("group", 0, 0), ("group", 0, 2**31 - 1)])
+def test_a_copy_names_no_group(path, column_name, row, value) -> None:
+    plan = load_plan(path)
+    values = getattr(plan.steps, column_name).copy()
+    values[row] = value
+
+    with pytest.raises(PlanError, match="column group of a COPY: values must be -1"):
+        replace(plan, steps=replace(plan.steps, **{column_name: values}))

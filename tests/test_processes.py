@@ -406,7 +406,9 @@ def test_free_memory_is_a_sane_number() -> None:
     ("options", "message"),
     [
         ({"transport": "pigeon"}, "transport 'pigeon' is not known; expected one of processes"),
-        ({"repeats": 0}, "expected at least 1 repeat"),
+        ({"repeats": 0}, "expected 1 to 10000 repeats"),
+        ({"repeats": 2**63}, "expected 1 to 10000 repeats"),
+        ({"timeout_s": math.nan}, "a timeout above 0 s, found 1 and nan"),
         ({"timeout_s": 0.0}, "timeout above 0 s"),
     ],
 )
@@ -440,3 +442,23 @@ def test_a_calibration_of_this_machine_can_be_saved_and_read(tmp_path: Path) -> 
     assert 0 < calibration.cores <= (os.cpu_count() or 1)
     save_calibration(calibration, tmp_path / "here.toml")
     assert load_calibration(str(tmp_path / "here.toml")) == calibration
+
+
+def test_more_ranks_than_the_system_has_open_files_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardroute.executors.processes.files_needed", lambda n_ranks: 2**62)
+
+    with pytest.raises(InputError, match=r"running 6 ranks takes .* open files .*ulimit -Hn.* or plan for fewer ranks"):
+        run_plan(rows_to_columns())
+
+
+@pytest.mark.faults
+def test_a_killed_nursery_is_told_apart_from_ranks_that_never_started() -> None:
+    plan = long_chain()
+    programs, _ = compile_plan(plan)
+
+    with ProcessSession(plan, programs, digest=plan.digest, timeout_s=60, n_trials=10_000) as session:
+        while not all(session.pids):
+            time.sleep(0.01)
+        os.kill(session._nursery.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match=r"the ranks were lost while they ran: .* was killed \(SIGKILL"):
+            session.run()

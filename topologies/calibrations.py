@@ -30,6 +30,7 @@ from shardroute.topologies.figures import (
     read_figure,
     write_figure,
 )
+from shardroute.topologies.files import check_writable, write_file
 from shardroute.topologies.machines import Machine, MachineKind
 
 _FOLDER: Final = Path(__file__).parent / "calibrations"
@@ -266,14 +267,12 @@ def save_calibration(calibration: Calibration, path: Path | str) -> None:
     Raises InputError if a number has no figure (a file holds no number without a source) or if path can't be
     written.
     """
-    path = Path(path)
+    check_calibration_path(path)
     by_key = {figure.key: figure for figure in calibration.figures}
     if missing := [key for key in _values(calibration) if key not in by_key]:
         raise InputError(
             f"{path}: no source for {', '.join(missing)}; add a figure for each (calibration_figure)"
         )
-    if path.suffix != ".toml":
-        raise InputError(f"{path}: expected a name that ends in .toml")
     lines = [
         f"{key} = {_toml(text)}"
         for key, text in (
@@ -291,10 +290,14 @@ def save_calibration(calibration: Calibration, path: Path | str) -> None:
             table = name
         value = _toml(figure_value(figure, _QUANTITIES[figure.key]))
         lines.append(f"{key} = {{ value = {value}, source = {_toml(figure.source)} }}")
-    try:
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: can't be written ({error.strerror or error})") from None
+    write_file(path, ("\n".join(lines) + "\n").encode(), "the calibration")
+
+
+def check_calibration_path(path: Path | str) -> None:
+    """Raise InputError for a path that save_calibration couldn't write to; so that it is known before anything is measured."""
+    if not str(path).endswith(".toml"):
+        raise InputError(f"{path}: expected a name that ends in .toml")
+    check_writable(path, "the calibration")
 
 
 def calibration_to_dict(calibration: Calibration) -> dict[str, object]:

@@ -11,6 +11,10 @@ import msgspec
 
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure
+from shardroute.topologies.files import read_file
+
+# The shipped TOML files have some kB.
+_MAX_TOML_BYTES: Final = 2**20
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 _C = TypeVar("_C")
@@ -51,14 +55,22 @@ def read_toml(path: Path, kind: type[_S]) -> _S:
     file's name and the key.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
+        data = tomllib.loads(read_file(path, _MAX_TOML_BYTES).decode())
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(f"{path.name}: expected UTF-8 text ({error.reason} at byte {error.start})") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name}: expected TOML ({error})") from None
     return convert(data, kind, path.name)
+
+
+def decode_json(data: bytes, where: str) -> object:
+    """Return the JSON as plain data; InputError, led by `where`, if it is none, or nested too deeply to read."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{where}: expected JSON ({error})") from None
 
 
 def convert(data: object, kind: type[_S], where: str) -> _S:
@@ -67,6 +79,8 @@ def convert(data: object, kind: type[_S], where: str) -> _S:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise InputError(f"{where}: {_translate(str(error), data, kind)}") from None
+    except OverflowError as error:
+        raise InputError(f"{where}: a number is too large ({error})") from None
 
 
 def plain(value: object) -> dict[str, object]:

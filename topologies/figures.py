@@ -65,7 +65,7 @@ def read_figure(key: str, quantity: Quantity, value: str | int | float, source: 
         raise InputError(f"{key}: expected {rule.expected}, found {value!r}")
     try:
         number = rule.parse(value) if isinstance(value, str) and rule.parse is not None else float(value)
-    except InputError as error:
+    except (InputError, OverflowError) as error:
         raise InputError(f"{key}: {error}") from None
     _check(key, quantity, number, value)
     if not source.strip():
@@ -120,7 +120,7 @@ def check_figures(
 def _number(figure: Figure) -> float:
     try:
         return float(figure.text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InputError(f"{figure.key}: expected a number, found {figure.text!r}") from None
 
 

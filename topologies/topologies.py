@@ -17,8 +17,8 @@ from shardroute.topologies.documents import convert
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine, MachineKind, machine_from_dict, machine_to_dict
 
-# Far above any cluster built (10^5 to 10^6 GPUs), and low enough that the columns stay below 0.5 GB.
-_MAX_GPUS: Final = 2**24
+# Far above any cluster built (some 10^5 GPUs), and low enough that predicting for all of them takes seconds.
+_MAX_GPUS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,14 @@ def layout_command(
     model: Annotated[str | None, typer.Option("--model", help="A shipped model, or the path of a config.json.")] = None,
     spec: Annotated[str | None, typer.Option("--spec", help='With --model: its layout, "TP8 x DP16".')] = None,
     convention: Annotated[
-        str, typer.Option("--convention", help=f"With --model: who stores it so; one of {', '.join(sorted(CONVENTIONS))}.")
-    ] = "vllm",
-    scale: Annotated[int, typer.Option("--scale", help="With --model: shrink every matrix by this factor (a square).")] = 1,
+        str | None,
+        typer.Option(
+            "--convention", help=f"With --model: who stores it so; one of {', '.join(sorted(CONVENTIONS))}. Default: vllm."
+        ),
+    ] = None,
+    scale: Annotated[
+        int | None, typer.Option("--scale", help="With --model: shrink every matrix by this factor (a square).")
+    ] = None,
     mtp: MtpOption = False,
     precision: PrecisionOption = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Show each fragment that this rank holds.")] = None,
@@ -40,15 +45,21 @@ def layout_command(
         print_json(layout_schema())
         return
     if from_json is not None:
-        if model is not None or spec is not None:
-            raise InputError("--from-json doesn't go with --model or --spec: a layout is a file's or a model's")
+        of_model = {
+            "--model": model, "--spec": spec, "--convention": convention, "--scale": scale, "--mtp": mtp or None,
+            "--precision": precision,
+        }  # fmt: skip
+        given = [name for name, value in of_model.items() if value is not None]
+        if given:
+            raise InputError(f"--from-json doesn't go with {given[0]}: a layout is a file's or a model's")
         title, inventory = from_json, read_inventory(from_json)
     elif model is None or spec is None:
         raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
     else:
-        loaded, parsed = load_model(model, scale, mtp=mtp, precision=precision), parse_spec(spec)
-        title = f"{loaded.name}: {parsed} ({convention})"
-        inventory = Inventory(loaded.tensors, lay_out(convention, loaded, parsed).layout)
+        loaded = load_model(model, 1 if scale is None else scale, mtp=mtp, precision=precision)
+        parsed, stored_by = parse_spec(spec), convention or "vllm"
+        title = f"{loaded.name}: {parsed} ({stored_by})"
+        inventory = Inventory(loaded.tensors, lay_out(stored_by, loaded, parsed).layout)
     if output is not None:
         save_layout(inventory, output)
     sums = totals(inventory.tensors, inventory.layout)

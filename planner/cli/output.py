@@ -1,5 +1,6 @@
 """How every command speaks: tables and JSON on stdout, progress and trouble on stderr."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +18,37 @@ JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON f
 # A first column up to this wide is never folded; longer ones (tensor names) fold so that numbers keep their units.
 _LONGEST_KEY = 24
 
+# Control characters but the line feed, marks that turn the direction of text, and halves of surrogate pairs: a name in a file
+# could move the cursor, colour what follows, or stop the printing.
+_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Values in quotes; an apostrophe within a word opens none.
+_QUOTED = re.compile(r"(?<!\w)'[^'\n]{200,}'|\"[^\"\n]{200,}\"")
+_MOST_QUOTED, _MOST_MESSAGE = 200, 2000
+
+
+def printable(text: str) -> str:
+    """The text as it may go to a terminal: what isn't for reading becomes `?`."""
+    return _UNPRINTABLE.sub("?", text)
+
+
+def message_text(error: Exception) -> str:
+    """An error's message for a person: printable, and without the middle of values, and of the whole, that are very long."""
+    text = _QUOTED.sub(lambda found: _shortened(found[0], _MOST_QUOTED), printable(str(error)))
+    return _shortened(text, _MOST_MESSAGE)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[len(text) - most // 3 :]}"
+
 
 def stdout() -> Console:
     """A console on the standard output of this moment (a test may have replaced it)."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 
 def stderr() -> Console:
     """A console on standard error."""
-    return Console(file=sys.stderr, highlight=False)
+    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: object) -> None:
@@ -36,12 +59,12 @@ def print_json(value: object) -> None:
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and `name  value` lines."""
     console = stdout()
-    console.print(title, style="bold", markup=False)
+    console.print(printable(title), style="bold")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(f"  {name}", value)
+        grid.add_row(f"  {printable(name)}", printable(value))
     console.print(grid)
 
 
@@ -55,10 +78,10 @@ def print_table(
         widest = max(len(name), *(len(row[i]) for row in cells), 0)
         keep = name in right or (i == 0 and widest <= _LONGEST_KEY)
         justify: JustifyMethod = "right" if name in right else "left"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=keep, min_width=widest if keep else None)
+        table.add_column(printable(name), justify=justify, overflow="fold", no_wrap=keep, min_width=widest if keep else None)
     for row in cells:
-        table.add_row(*row)
-    stdout().print(table, markup=False)
+        table.add_row(*map(printable, row))
+    stdout().print(table)
 
 
 @contextmanager
@@ -70,7 +93,8 @@ def progress(what: str) -> Iterator[Callable[[float], None]]:
     if not console.is_terminal:
         yield lambda _share: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    described = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
+        task = bar.add_task(printable(what), total=1.0)
         yield lambda share: bar.update(task, completed=share)

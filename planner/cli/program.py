@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from shardroute.planner.cli.output import message_text
 from shardroute.topologies.errors import RunError, ShardrouteError
 
 app = typer.Typer(
@@ -39,5 +40,5 @@ def main() -> None:
     try:
         app()
     except ShardrouteError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {message_text(error)}", file=sys.stderr)
         sys.exit(1 if isinstance(error, RunError) else 2)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from shardroute.planner.exchange.shardings import Sharding
-from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks
+from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.problems import Problem
 from shardroute.topologies.errors import InfeasibleError, InputError
@@ -84,36 +84,39 @@ def problem_between(source: Inventory, target: Inventory) -> Problem:
 
 
 def _check_buffers(tensors: tuple[Tensor, ...], layout: Layout) -> None:
-    """Raise InputError where tensors of one buffer disagree on its dtype or, rank by rank, on its size."""
-    n_users: dict[str, int] = {}
-    for names in layout.buffers:
-        for name in names:
-            n_users[name] = n_users.get(name, 0) + 1
-    sizes: dict[tuple[int, int], tuple[Ranks, Ints]] = {}
-    seen: dict[str, tuple[Tensor, dict[int, int]]] = {}
-    for tensor, fragments, names in zip(tensors, layout.fragments, layout.buffers, strict=True):
+    """Raise InputError where tensors of one buffer disagree on its dtype or, rank by rank, on its size.
+
+    Buffers whose fragments lie alike are looked at once.
+    """
+    users: dict[str, list[tuple[int, int]]] = {}
+    for i, names in enumerate(layout.buffers):
         for number, name in enumerate(names):
-            if (id(fragments), number) not in sizes:
-                sizes[id(fragments), number] = _sizes(tensor, fragments, number, name)
-            if n_users[name] == 1:
-                continue
-            first, known = seen.setdefault(name, (tensor, {}))
-            if first.dtype != tensor.dtype:
-                raise InputError(f"buffer {name}: {first.dtype} for tensor {first.name}, {tensor.dtype} for {tensor.name}")
-            for rank, size in zip(*(column.tolist() for column in sizes[id(fragments), number]), strict=True):
-                if known.setdefault(rank, size) != size:
-                    raise InputError(
-                        f"buffer {name} of rank {rank}: {known[rank]} elements for tensor {first.name}, {size} for {tensor.name}"
-                    )
+            users.setdefault(name, []).append((i, number))
+    agreed: set[tuple[tuple[int, int], ...]] = set()
+    for name, members in users.items():
+        first = tensors[members[0][0]]
+        for i, _ in members:
+            if tensors[i].dtype != first.dtype:
+                raise InputError(
+                    f"buffer {name}: {first.dtype} for tensor {first.name}, {tensors[i].dtype} for {tensors[i].name}"
+                )
+        alike = tuple((id(layout.fragments[i]), number) for i, number in members)
+        if alike not in agreed:
+            agreed.add(alike)
+            _check_sizes(tensors, layout, name, members)
 
 
-def _sizes(tensor: Tensor, fragments: Fragments, number: int, name: str) -> tuple[Ranks, Ints]:
-    rows = fragments.buffer == number
-    ranks, at, inverse = np.unique(fragments.rank[rows], return_index=True, return_inverse=True)
-    size = fragments.buffer_size[rows]
+def _check_sizes(tensors: tuple[Tensor, ...], layout: Layout, name: str, members: list[tuple[int, int]]) -> None:
+    rows = [np.flatnonzero(layout.fragments[i].buffer == number) for i, number in members]
+    rank = np.concatenate([layout.fragments[i].rank[row] for (i, _), row in zip(members, rows, strict=True)])
+    size = np.concatenate([layout.fragments[i].buffer_size[row] for (i, _), row in zip(members, rows, strict=True)])
+    _, at, inverse = np.unique(rank, return_index=True, return_inverse=True)
     differs = size != size[at][inverse.ravel()]
     if differs.any():
-        i = int(np.argmax(differs))
-        rank = int(fragments.rank[rows][i])
-        raise InputError(f"buffer {name} of rank {rank}: fragments of tensor {tensor.name} give it different sizes")
-    return ranks, size[at]
+        k = int(np.argmax(differs))
+        known = int(at[inverse.ravel()[k]])
+        owner = np.repeat([i for i, _ in members], [len(row) for row in rows])
+        one, other = (tensors[int(owner[row])].name for row in (known, k))
+        if one == other:
+            raise InputError(f"buffer {name} of rank {rank[k]}: fragments of tensor {one} give it different sizes")
+        raise InputError(f"buffer {name} of rank {rank[k]}: {size[known]} elements for tensor {one}, {size[k]} for {other}")

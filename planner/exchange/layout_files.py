@@ -9,7 +9,6 @@
 A rank is the same GPU in the source's and the destination's file.
 """
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -19,18 +18,23 @@ import msgspec
 import numpy as np
 
 from shardroute.planner.exchange.inventories import Inventory
-from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
-from shardroute.planner.layouts.meshes import MAX_ELEMENTS, Mesh, place
+from shardroute.planner.layouts.fragments import MAX_ELEMENTS, Fragments, Ints, check_shape, dense_strides
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.placements import parse_placement
 from shardroute.planner.layouts.tensors import Layout, Tensor
-from shardroute.topologies.documents import convert
+from shardroute.topologies.documents import convert, decode_json
 from shardroute.topologies.errors import InputError, ShardrouteError
+from shardroute.topologies.files import read_file, write_file
 
 VERSION: Final = 1
+# A hundred times what the largest model takes, every rank of 1,000 listed; reading takes some ten times as much memory.
+MAX_BYTES: Final = 2**28
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _Stride = Annotated[int, msgspec.Meta(ge=-MAX_ELEMENTS, le=MAX_ELEMENTS)]
-_Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # ranks are int32 columns
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS - 1)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)]
 
 
 class Format(StrEnum):
@@ -43,7 +47,7 @@ class MeshEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Ranks, row-major over named axes; they count from 0 when none are given."""
 
     axes: list[str]
-    sizes: list[_Rank]
+    sizes: list[_Size]
     ranks: list[_Rank] | None = None
 
 
@@ -116,13 +120,7 @@ def layout_schema() -> dict[str, object]:
 def load_layout(path: str | Path) -> Inventory:
     """The inventory in a layout file. Raises InputError led by the file's name and the path of the key that is wrong."""
     path = Path(path)
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path.name}: expected JSON ({error})") from None
-    return parse_layout(data, path.name)
+    return parse_layout(decode_json(read_file(path, MAX_BYTES), path.name), path.name)
 
 
 def parse_layout(data: object, where: str = "layout") -> Inventory:
@@ -161,7 +159,10 @@ def parse_layout(data: object, where: str = "layout") -> Inventory:
 
 
 def save_layout(inventory: Inventory, path: str | Path) -> None:
-    """Write an inventory as a layout file, every layout as fragments; loading it gives an equal inventory."""
+    """Write an inventory as a layout file, every layout as fragments; loading it gives an equal inventory.
+
+    Raises InputError when the path can't be written to.
+    """
     names: dict[Fragments, str] = {}
     layouts: list[LayoutEntry] = []
     for fragments in inventory.layout.fragments:
@@ -177,7 +178,7 @@ def save_layout(inventory: Inventory, path: str | Path) -> None:
     ]
     aliases = [AliasEntry(buffer, memory) for buffer, memory in sorted(inventory.aliases.items())]
     document = LayoutDocument(Format.LAYOUT, VERSION, tensors, layouts, aliases)
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    write_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n", "the layout")
 
 
 def _fragments(shape: tuple[int, ...], entry: LayoutEntry) -> Fragments:
@@ -189,23 +190,19 @@ def _fragments(shape: tuple[int, ...], entry: LayoutEntry) -> Fragments:
         raise InputError("expected a mesh with placements, or fragments")
     sizes, ranks = entry.mesh.sizes, entry.mesh.ranks
     n_places = int(np.prod(sizes, dtype=object)) if sizes else 1
-    if ranks is None and n_places > 2**20:
-        raise InputError(f"a mesh of {n_places} ranks is more than shardroute plans for ({2**20})")
+    if ranks is None and n_places > MAX_RANKS:
+        raise InputError(f"a mesh of {n_places} ranks is more than shardroute plans for ({MAX_RANKS})")
     mesh = Mesh(tuple(entry.mesh.axes), tuple(sizes), tuple(range(n_places) if ranks is None else ranks))
     return place(shape, mesh, [parse_placement(text) for text in entry.placements], entry.order)
 
 
 def _listed(shape: tuple[int, ...], entries: list[FragmentEntry]) -> Fragments:
     n_dims = len(shape)
-    if math.prod(shape) >= MAX_ELEMENTS:
-        raise InputError(f"a tensor of shape {shape} has 2^60 elements or more; bytes are counted in 64 bits")
+    check_shape(shape)
     for i, entry in enumerate(entries):
         for key, values in (("lo", entry.lo), ("hi", entry.hi), ("strides", entry.strides)):
             if values is not None and len(values) != n_dims:
                 raise InputError(f"fragments[{i}].{key}: {len(values)} numbers, but the tensor has {n_dims} dims")
-        reach = sum(abs(stride) * n for stride, n in zip(entry.strides or (), shape, strict=False))
-        if reach >= MAX_ELEMENTS:
-            raise InputError(f"fragments[{i}].strides: {entry.strides} reach over 2^60 elements or more")
 
     def rows(values: list[list[int]]) -> Ints:
         return np.array(values, dtype=np.int64).reshape(len(entries), n_dims)

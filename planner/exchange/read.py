@@ -1,5 +1,6 @@
 """One side of a transfer from whatever file says it: a layout of one's own, or a safetensors checkpoint."""
 
+import os
 from pathlib import Path
 
 from shardroute.planner.exchange.inventories import Inventory
@@ -13,6 +14,6 @@ def read_inventory(path: str | Path) -> Inventory:
     Of a checkpoint, rank i holds file i whole. Raises InputError as `load_layout` and `load_safetensors` do.
     """
     path = Path(path)
-    if path.is_dir() or path.name.endswith((".safetensors", ".safetensors.index.json")):
+    if os.path.isdir(path) or path.name.endswith((".safetensors", ".safetensors.index.json")):
         return load_safetensors(path)
     return load_layout(path)

@@ -4,6 +4,7 @@ Rule: only headers are read, never data. Each file lies on one rank: file i of t
 otherwise.
 """
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 from shardroute.planner.exchange.inventories import Inventory
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.tensors import Layout, Tensor
-from shardroute.topologies.documents import convert
+from shardroute.topologies.documents import convert, decode_json
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import opened, read_file
 
 # A header is 8 bytes of length, little-endian, then JSON; the format's own reader refuses one above this (tensor.rs).
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -34,23 +36,23 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def read_safetensors_header(path: str | Path) -> tuple[Tensor, ...]:
-    """The tensors of one file by their header, in name order. Raises InputError for a file that isn't what its header says."""
+    """The tensors of one file by their header, in name order. Raises InputError for a file that isn't what its header says.
+
+    A file may also end after its header: headers can be had alone, without the terabytes behind them.
+    """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-            text = file.read(length) if 0 <= length <= _MAX_HEADER_BYTES else b""
-    except OSError as error:
-        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
+    with opened(path) as file:
+        n_bytes = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+        text = file.read(length) if 0 <= length <= _MAX_HEADER_BYTES else b""
     if len(text) != length:
         raise InputError(f"{path.name}: no safetensors header (8 bytes of length, then as many of JSON)")
-    try:
-        header = msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path.name}: the header isn't JSON ({error})") from None
+    header = decode_json(text, f"{path.name}: header")
+    if not isinstance(header, dict):
+        raise InputError(f"{path.name}: header: expected a JSON object")
     header.pop("__metadata__", None)
-    found = []
+    found, places = [], []
     for name, data in sorted(header.items()):
         entry = convert(data, _Entry, f"{path.name}: {name}")
         tensor = Tensor(name, tuple(entry.shape), entry.dtype)
@@ -58,6 +60,13 @@ def read_safetensors_header(path: str | Path) -> tuple[Tensor, ...]:
         if last - first != tensor.n_bytes:
             raise InputError(f"{path.name}: {name} takes {last - first} bytes, but its shape and dtype take {tensor.n_bytes}")
         found.append(tensor)
+        places.append((first, last, name))
+    at, n_data = 0, n_bytes - len(start) - length
+    for first, last, name in sorted(places):
+        if first < at or 0 < n_data < last:
+            what = "overlaps another tensor, or starts before the data" if first < at else "ends after the file"
+            raise InputError(f"{path.name}: {name} lies at bytes {first} to {last} of the data, which {what}")
+        at = last
     return tuple(found)
 
 
@@ -68,21 +77,18 @@ def load_safetensors(path: str | Path, ranks: Mapping[str, int] | None = None) -
     tensor that isn't there, and for a file that `ranks` leaves out.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # False, too, for names that no folder can have
         path = path / _INDEX if (path / _INDEX).exists() else path / "model.safetensors"
     if path.suffix != ".json":
         return _on_ranks({path.name: read_safetensors_header(path)}, ranks)
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path.name}: expected JSON ({error})") from None
-    weight_map = convert(data, _Index, path.name).weight_map
+    weight_map = convert(decode_json(read_file(path, _MAX_HEADER_BYTES), path.name), _Index, path.name).weight_map
     files: dict[str, tuple[Tensor, ...]] = {}
-    for file in sorted(set(weight_map.values())):
+    listed_in: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        listed_in.setdefault(file, []).append(name)
+    for file in sorted(listed_in):
         held = {tensor.name: tensor for tensor in read_safetensors_header(path.parent / file)}
-        listed = sorted(name for name, where in weight_map.items() if where == file)
+        listed = sorted(listed_in[file])
         for name in listed:
             if name not in held:
                 raise InputError(f"{path.name}: weight_map.{name}: {file} has no tensor of that name")

@@ -4,14 +4,22 @@ Rule: a fragment is a non-empty box of the tensor and an affine place in one loc
 fragments (a mesh, a fused QKV, grouped experts, a padded vocabulary) is handled by everything downstream.
 """
 
+import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.topologies.errors import InputError
+
+# Counts of elements stay below this: with the widest dtype (8 bytes) bytes stay below 2^62, and the sum of two fits int64.
+MAX_ELEMENTS: Final = 2**59
+# NumPy 1.26 makes no array of more dims.
+MAX_DIMS: Final = 32
 
 Ints = NDArray[np.int64]
 Ranks = NDArray[np.int32]
@@ -41,7 +49,8 @@ class Fragments:
     strides      int64[n, n_dims]   distance in the buffer between neighbours along each dim, in elements
     buffer_size  int64[n]           the whole buffer's length on that rank, in elements
 
-    Compared by content. Raises InputError when a box is empty, leaves the tensor, or leaves its buffer.
+    Compared by content. Raises InputError when a box is empty, leaves the tensor, or leaves its buffer, and for numbers that
+    64-bit arithmetic on them couldn't hold (MAX_ELEMENTS, MAX_DIMS, MAX_RANKS).
     """
 
     shape: tuple[int, ...]
@@ -55,6 +64,7 @@ class Fragments:
     _key: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_shape(self.shape)
         n, n_dims = len(self.rank), len(self.shape)
         for name, dtype, wanted in (
             ("rank", np.int32, (n,)),
@@ -65,19 +75,20 @@ class Fragments:
             ("strides", np.int64, (n, n_dims)),
             ("buffer_size", np.int64, (n,)),
         ):
-            column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            column = _cast(name, getattr(self, name), dtype)
             if column.shape != wanted:
                 raise InputError(f"fragments of shape {self.shape}: column {name} has shape {column.shape}, expected {wanted}")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         self._validate()
         columns = (self.rank, self.lo, self.hi, self.buffer, self.offset, self.strides, self.buffer_size)
-        object.__setattr__(self, "_key", b"".join([repr(self.shape).encode(), *(c.tobytes() for c in columns)]))
+        digest = hashlib.blake2b(repr(self.shape).encode(), digest_size=32)
+        for column in columns:
+            digest.update(column.data)
+        object.__setattr__(self, "_key", digest.digest())
 
     def _validate(self) -> None:
         shape = np.array(self.shape, dtype=np.int64)
-        if (shape < 0).any():
-            raise InputError(f"shape {self.shape}: a dim is negative")
         bad = ((self.lo < 0) | (self.hi > shape) | (self.lo >= self.hi)).any(axis=1)
         bad |= (self.rank < 0) | (self.buffer < 0)
         if bad.any():
@@ -85,6 +96,18 @@ class Fragments:
             raise InputError(
                 f"fragment {i} of rank {self.rank[i]}: box {box_text(self.lo[i], self.hi[i])} is empty or leaves the tensor "
                 f"of shape {self.shape} (ranks and buffers count from 0)"
+            )
+        if len(self) and int(self.rank.max()) >= MAX_RANKS:
+            raise InputError(f"rank {int(self.rank.max())} is above {MAX_RANKS - 1}, the highest that is accepted")
+        # In floats first, which lose digits but never wrap.
+        far = ((self.hi - self.lo - 1) * np.abs(self.strides.astype(np.float64))).sum(axis=1) > MAX_ELEMENTS
+        far |= (np.abs(self.strides.astype(np.float64)) >= MAX_ELEMENTS).any(axis=1)
+        far |= (np.abs(self.offset.astype(np.float64)) >= MAX_ELEMENTS) | (self.buffer_size > MAX_ELEMENTS)
+        if far.any():
+            i = int(np.argmax(far))
+            raise InputError(
+                f"fragment {i} of rank {self.rank[i]}: offset {self.offset[i]} and strides {self.strides[i].tolist()} in a "
+                f"buffer of {self.buffer_size[i]} elements reach over 2^59 elements or more; bytes are counted in 64 bits"
             )
         reach = (self.hi - self.lo - 1) * self.strides
         first = self.offset + np.minimum(reach, 0).sum(axis=1)
@@ -129,6 +152,31 @@ class Fragments:
             tuple(int(n) for n in shape), ranks, lo, hi, zeros.astype(np.int32), zeros, dense_strides(extent),
             extent.prod(axis=1, dtype=np.int64),
         )  # fmt: skip
+
+
+def check_shape(shape: Sequence[int]) -> None:
+    """Raise InputError for a shape that has negative dims, more dims than MAX_DIMS, or too many elements to count.
+
+    A dim of 0 doesn't excuse the others: arithmetic on them would still wrap.
+    """
+    if len(shape) > MAX_DIMS:
+        raise InputError(f"a shape of {len(shape)} dims; at most {MAX_DIMS} are accepted")
+    if any(n < 0 for n in shape):
+        raise InputError(f"shape {tuple(shape)}: a dim is negative")
+    if math.prod(max(n, 1) for n in shape) >= MAX_ELEMENTS:
+        raise InputError(f"a tensor of shape {tuple(shape)} has 2^59 elements or more; bytes are counted in 64 bits")
+
+
+def _cast(name: str, values: object, dtype: type[np.integer]) -> NDArray[np.generic]:
+    """The values as a column of this dtype, none of them changed by it."""
+    try:
+        given = np.asarray(values)
+        column: NDArray[np.generic] = np.ascontiguousarray(given, dtype=dtype)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InputError(f"fragments: column {name}: expected {np.dtype(dtype).name} values ({error})") from None
+    if given.dtype != column.dtype and (given != column).any():
+        raise InputError(f"fragments: column {name}: expected {np.dtype(dtype).name} values")
+    return column
 
 
 def box_text(lo: Ints, hi: Ints) -> str:

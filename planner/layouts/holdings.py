@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.layouts.fragments import Ints, Ranks
+from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks
 from shardroute.planner.layouts.tensors import Layout, Tensor
 
 
@@ -66,14 +66,13 @@ def totals(tensors: Sequence[Tensor], layout: Layout) -> Totals:
     """The sums over all tensors."""
     ranks: NDArray[np.int32] = layout.ranks
     n_tensors, n_bytes = np.zeros(len(ranks), dtype=np.int64), np.zeros(len(ranks), dtype=np.int64)
-    of_fragments: dict[int, tuple[Ints, Ints]] = {}
+    # Each distinct layout once, with how many tensors lie by it and how many bytes an element of all of these takes.
+    alike: dict[int, tuple[Fragments, int, int]] = {}
     for tensor, fragments in zip(tensors, layout.fragments, strict=True):
-        if id(fragments) not in of_fragments:
-            place = np.searchsorted(ranks, fragments.rank)
-            n_elements = np.zeros(len(ranks), dtype=np.int64)
-            np.add.at(n_elements, place, fragments.n_elements)
-            of_fragments[id(fragments)] = np.unique(place), n_elements
-        holders, n_elements = of_fragments[id(fragments)]
-        n_tensors[holders] += 1
-        n_bytes += n_elements * tensor.itemsize
+        _, n, itemsize = alike.get(id(fragments), (fragments, 0, 0))
+        alike[id(fragments)] = (fragments, n + 1, itemsize + tensor.itemsize)
+    for fragments, n, itemsize in alike.values():
+        place = np.searchsorted(ranks, fragments.rank)
+        n_tensors += n * (np.bincount(place, minlength=len(ranks)) > 0)
+        np.add.at(n_bytes, place, fragments.n_elements * itemsize)
     return Totals(ranks, n_tensors, n_bytes)

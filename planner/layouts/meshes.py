@@ -7,13 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
+from shardroute.planner.layouts.fragments import MAX_DIMS, Fragments, Ints, check_shape, dense_strides
 from shardroute.planner.layouts.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardroute.planner.layouts.runs import Runs
 from shardroute.topologies.errors import InfeasibleError, InputError
 
-# Bytes are counted in int64, and the widest dtype takes 8 bytes an element.
-MAX_ELEMENTS: Final = 2**60
 # Runs that strided shards may cut one dim into, over all ranks: a slip is refused before memory is taken for it.
 MAX_RUNS: Final = 2**25
 
@@ -33,6 +31,8 @@ class Mesh:
         text = self.notation
         if len(self.axes) != len(self.sizes) or len(set(self.axes)) != len(self.axes):
             raise InputError(f"mesh {text}: axis names must be different, one a size")
+        if len(self.axes) >= MAX_DIMS:
+            raise InputError(f"a mesh of {len(self.axes)} axes; at most {MAX_DIMS - 1} are accepted")
         if any(size < 1 for size in self.sizes):
             raise InputError(f"mesh {text}: every axis needs a size of at least 1")
         if math.prod(self.sizes) != len(self.ranks):
@@ -109,8 +109,7 @@ def check_placements(
         raise InputError(
             f"mesh {mesh.notation} has {len(mesh.axes)} axes, but {len(placements)} placements were given; one an axis"
         )
-    if math.prod(shape) >= MAX_ELEMENTS:
-        raise InputError(f"a tensor of shape {tuple(shape)} has 2^60 elements or more; bytes are counted in 64 bits")
+    check_shape(shape)
     for axis, placement in zip(mesh.axes, placements, strict=True):
         if isinstance(placement, Partial):
             raise InfeasibleError(

@@ -6,13 +6,18 @@ is a set of whole pieces, and a piece can come whole from any of its holders.
 Worked example (8 x 8, rows over ranks 0 and 1 to columns over ranks 2 to 5): eight pieces of 4 x 2, two for each destination.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks, box_text, volumes
-from shardroute.topologies.errors import InfeasibleError
+from shardroute.topologies.errors import InfeasibleError, InputError
+
+# Cells that all edges may cut a tensor into, of some 20 bytes each. Meshes make thousands, strided shards up to MAX_RUNS.
+MAX_CELLS: Final = 2**27
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +62,8 @@ class _RankSets:
 
 def _unique_boxes(fragments: Fragments) -> list[tuple[Ints, Ints, frozenset[int]]]:
     """Distinct boxes with the ranks that hold each, in order of first appearance by corner."""
+    if not len(fragments):
+        return []
     n_dims = len(fragments.shape)
     boxes = np.concatenate([fragments.lo, fragments.hi], axis=1)
     unique, inverse = np.unique(boxes, axis=0, return_inverse=True)
@@ -83,7 +90,7 @@ def overlap(source: Fragments, target: Fragments) -> Pieces:
     """The pieces that `target` needs, each with its holders in `source`.
 
     Cuts the tensor at every fragment edge and keeps the cells that someone needs. Ranks may be on both sides.
-    Raises InfeasibleError when some needed element is held by no rank.
+    Raises InfeasibleError when some needed element is held by no rank, InputError above MAX_CELLS.
     """
     if source.shape != target.shape:
         raise InfeasibleError(f"source has shape {source.shape}, destination {target.shape}: they must be the same tensor")
@@ -92,6 +99,12 @@ def overlap(source: Fragments, target: Fragments) -> Pieces:
         np.unique(np.concatenate([s.lo[:, d] for s in (source, target)] + [s.hi[:, d] for s in (source, target)]))
         for d in range(n_dims)
     ]
+    n_cells = math.prod(len(c) - 1 for c in cuts)
+    if n_cells > MAX_CELLS:
+        raise InputError(
+            f"the edges of all fragments cut a tensor of shape {source.shape} into {n_cells} cells, above {MAX_CELLS}; "
+            "describe it by fewer, larger fragments, or as several tensors"
+        )
     if n_dims and any(len(c) < 2 for c in cuts):  # nothing held and nothing needed
         none = np.zeros((0, n_dims), dtype=np.int64)
         return Pieces(none, none, np.zeros(0, dtype=np.int32), (), ())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.layouts.fragments import Fragments
+from shardroute.planner.layouts.fragments import Fragments, check_shape
 from shardroute.topologies.errors import InputError
 
 # Bytes an element takes, by the names that safetensors headers and config.json use (lower case) and their usual short forms.
@@ -48,8 +48,11 @@ class Tensor:
     dtype: str
 
     def __post_init__(self) -> None:
-        if any(n < 0 for n in self.shape):
-            raise InputError(f"tensor {self.name}: shape {self.shape} has a negative dim")
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        try:
+            check_shape(self.shape)
+        except InputError as error:
+            raise InputError(f"tensor {self.name}: {error}") from None
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     @property
@@ -93,4 +96,7 @@ class Layout:
     def ranks(self) -> NDArray[np.int32]:
         """Every rank that holds something, ascending."""
         distinct = {id(f): f for f in self.fragments}.values()
-        return np.unique(np.concatenate([np.zeros(0, np.int32), *(f.rank for f in distinct)]))
+        holds = np.zeros(max((int(f.rank.max(initial=-1)) for f in distinct), default=-1) + 1, dtype=bool)
+        for fragments in distinct:
+            holds[fragments.rank] = True
+        return np.flatnonzero(holds).astype(np.int32)

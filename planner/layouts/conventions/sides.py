@@ -5,6 +5,7 @@ stage; the rest is the same for all. Parameters of one role, shape and stage sha
 model of any depth expands at once.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -166,7 +167,8 @@ def check_ranks(spec: ParallelSpec, n_ranks: int) -> None:
 
 def divisors(n: int) -> list[int]:
     """Every whole number that divides n, ascending."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
 
 
 def stage_text(stages: Stages) -> str:

@@ -6,11 +6,22 @@ refused; both errors name the file and the key.
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from shardroute.planner.layouts.tensors import dtype_name
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import read_file
+
+# Published ones have some kB, those that list every quantised module some MB.
+_MAX_BYTES: Final = 2**25
+# Far above any model (126 layers, 512 experts, a vocabulary of 2^18), low enough that each is laid out in memory at once.
+_MOST_LAYERS: Final = 10**4
+_MOST_EXPERTS: Final = 10**5
+_MOST_EXPERTS_OF_ALL_LAYERS: Final = 10**6
+_MOST: Final = 2**24
 
 
 class Config:
@@ -27,15 +38,18 @@ class Config:
         self.mtp = mtp
         self.widths: dict[str, int] = {}
         self._values = values
+        self._n_layers = self._n_experts = 1
 
     @classmethod
     def read(cls, path: Path, mtp: bool = False) -> "Config":
         """The config in a file, or in the `config.json` of a folder. Else InputError."""
-        file = path / "config.json" if path.is_dir() else path
+        file = path / "config.json" if os.path.isdir(path) else path
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{file}: can't be read ({error.strerror or error}); expected a Hugging Face config.json") from None
+            data = read_file(file, _MAX_BYTES)
+        except InputError as error:
+            raise InputError(f"{error}; expected a Hugging Face config.json") from None
+        try:
+            values = json.loads(data.decode())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{file}: expected the JSON of a Hugging Face config ({error})") from None
         if not isinstance(values, dict):
@@ -71,6 +85,15 @@ class Config:
         value = self._needed(key) if default is None else self._optional(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self._wrong(key, f"a whole number of at least {least}", value)
+        most = _MOST_LAYERS if "layers" in key else _MOST_EXPERTS if "experts" in key else _MOST
+        if value > most:
+            raise self._wrong(key, f"at most {most}", value)
+        if "layers" in key:
+            self._n_layers = max(self._n_layers, value)
+        if "experts" in key:
+            self._n_experts = max(self._n_experts, value)
+        if self._n_layers * self._n_experts > _MOST_EXPERTS_OF_ALL_LAYERS:
+            raise self._wrong(key, f"at most {_MOST_EXPERTS_OF_ALL_LAYERS} experts in all layers", value)
         return value
 
     def width(self, key: str, default: int | None = None, least: int = 1) -> int:
