@@ -62,6 +62,7 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     strategy: str
     topology: dict[str, object]
     n_ranks: int
+    about: list[tuple[str, str]]
     fragment_shapes: list[list[int]]
     tensors: list[_TensorHead]
 
@@ -78,6 +79,7 @@ def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
         "strategy": plan.strategy,
         "topology": topology_to_dict(plan.topology),
         "n_ranks": problem.n_ranks,
+        "about": [list(pair) for pair in problem.about],
         "fragment_shapes": [list(f.shape) for f in distinct],
         "tensors": [
             {
@@ -202,6 +204,7 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> Plan:
             tuple(tuple(h.target_buffers) for h in header.tensors),
         ),
         header.n_ranks,
+        tuple(header.about),
     )
     class_dims = [len(c.shape) for c in problem.classes]
     n_boxes = _counts(columns["boxes.n"], len(class_dims), "boxes.n")

@@ -43,6 +43,9 @@ class TensorClass:
 class Problem:
     """Tensors with a source and a destination layout over ranks 0 to n_ranks - 1; rank i sits on GPU i of the topology.
 
+    `about` has (name, text) pairs for whoever uses the weights: how each side came to be laid out, and what must be recomputed
+    after they have arrived. They travel with a plan.
+
     Raises InputError when a layout doesn't match the tensors, when a rank is out of range, and when a side holds more than
     MAX_SIDE_BYTES.
     """
@@ -51,6 +54,7 @@ class Problem:
     source: Layout
     target: Layout
     n_ranks: int
+    about: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         twice = [name for name, n in Counter(t.name for t in self.tensors).items() if n > 1]

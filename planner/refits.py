@@ -43,7 +43,12 @@ def refit_problem(
         from_convention = "fsdp" if from_spec.names(Axis.FSDP) else "megatron"
     source = lay_out(from_convention, model, from_spec)
     target = lay_out(to_convention, model, to_spec, first_rank=source.n_ranks)
-    problem = Problem(model.tensors, source.layout, target.layout, source.n_ranks + target.n_ranks)
+    sides = {
+        "source": {"convention": from_convention, **source.facts},
+        "destination": {"convention": to_convention, **target.facts},
+    }
+    about = tuple((f"{side} {name}", text) for side, facts in sides.items() for name, text in facts.items())
+    problem = Problem(model.tensors, source.layout, target.layout, source.n_ranks + target.n_ranks, about)
     return problem, RefitSummary(
         model=model.name,
         scale=model.scale,
@@ -51,6 +56,6 @@ def refit_problem(
         n_tensors=len(model.parameters),
         n_src_gpus=source.n_ranks,
         n_dst_gpus=target.n_ranks,
-        source={"convention": from_convention, **source.facts},
-        target={"convention": to_convention, **target.facts},
+        source=sides["source"],
+        target=sides["destination"],
     )

@@ -10,10 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardroute.planner.layouts import load_model, parse_spec
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.problems import one_tensor
+from shardroute.planner.refits import refit_problem
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies.errors import InputError, PlanError
 from shardroute.topologies.machines import load_machine
@@ -277,3 +279,14 @@ def test_a_copy_names_no_group(path, column_name, row, value) -> None:
 
     with pytest.raises(PlanError, match="column group of a COPY: values must be -1"):
         replace(plan, steps=replace(plan.steps, **{column_name: values}))
+
+
+def test_what_must_be_recomputed_after_loading_travels_with_the_plan(tmp_path) -> None:
+    model = load_model("deepseek-v3", 16384)
+    problem, summary = refit_problem(model, parse_spec("PP16 x EP16"), parse_spec("TP1"))
+    save_plan(make_plan(problem, build_topology(load_machine("dgx-h100"), None, problem.n_ranks), "direct"), tmp_path / "d.plan")
+
+    about = dict(load_plan(tmp_path / "d.plan").problem.about)
+
+    assert about["destination after loading"] == summary.target["after loading"]
+    assert about["source convention"] == "megatron"

@@ -38,9 +38,9 @@ def show_command(plan: PlanArgument, calibration: CalibrationOption = None, json
         found = report(loaded, predict(loaded, costs, progress=done) if known else None, costs)
     bounds, lanes = bounds_of(loaded, costs), _by_lane(loaded)
     if json:
-        print_json(to_builtins(found) | {"bounds": bounds, "lanes": lanes})
+        print_json(to_builtins(found) | {"layouts": dict(loaded.problem.about), "bounds": bounds, "lanes": lanes})
         return
-    print_facts(plan, report_facts(found, devices_text(loaded)))
+    print_facts(plan, [*loaded.problem.about, *report_facts(found, devices_text(loaded))])
     if bounds:
         print_table(
             ["lower bound", "bytes", "at least"],

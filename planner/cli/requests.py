@@ -153,12 +153,8 @@ class Asked:
             from_convention=self.from_convention,
             to_convention=self.to_convention or "vllm",
         )
-        facts = [
-            *((f"source {k}", v) for k, v in summary.source.items()),
-            *((f"destination {k}", v) for k, v in summary.target.items()),
-        ]
         shrunk = f", scaled down {summary.scale} times" if summary.scale > 1 else ""
-        return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", tuple(facts), problem)
+        return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", problem.about, problem)
 
     def _of_tensor(self, shape: str) -> Request:
         problem = tensor_problem(
