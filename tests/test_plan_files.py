@@ -282,7 +282,7 @@ def test_a_copy_names_no_group(path, column_name, row, value) -> None:
 
 
 def test_what_must_be_recomputed_after_loading_travels_with_the_plan(tmp_path) -> None:
-    model = load_model("deepseek-v3", 16384)
+    model = load_model("deepseek-v3")
     problem, summary = refit_problem(model, parse_spec("PP16 x EP16"), parse_spec("TP1"))
     save_plan(make_plan(problem, build_topology(load_machine("dgx-h100"), None, problem.n_ranks), "direct"), tmp_path / "d.plan")
 
