@@ -100,6 +100,11 @@ def test_the_readme_shows_a_command_that_is_run() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_no_placeholder_is_left_in_a_document(document: Path) -> None:
+    assert not re.search(r"@@\w+@@|TODO|FIXME", document.read_text())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_shell_commands_stand_in_console_blocks(document: Path) -> None:
     shells = {"bash", "sh", "shell", "zsh", "shell-session", "terminal"}
 

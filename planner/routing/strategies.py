@@ -14,6 +14,9 @@ from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
+# Routing looks at each needing rank of a pattern by itself: beyond this, minutes go by.
+MOST_RANKS = 2**16
+
 Planner = Callable[[Problem, Sequence[Pieces], Topology, Backend, Options], Plan]
 
 
@@ -77,7 +80,12 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def pieces_of(problem: Problem) -> tuple[Pieces, ...]:
-    """The pieces of each class of the problem. Raises InfeasibleError when a needed element is held nowhere."""
+    """The pieces of each class of the problem.
+
+    Raises InfeasibleError when a needed element is held nowhere, InputError above MOST_RANKS.
+    """
+    if problem.n_ranks > MOST_RANKS:
+        raise InputError(f"the layouts use {problem.n_ranks:,} ranks; plans are made for up to {MOST_RANKS:,}")
     found = []
     for cls in problem.classes:
         try:
