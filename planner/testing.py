@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from shardroute.planner.layouts.conventions.buffers import Cut, intervals, keep, spread
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.models import FAMILIES, Model
+from shardroute.planner.layouts.models.config_files import Config
 from shardroute.planner.layouts.placements import Placement, Replicate, Shard, StridedShard
 from shardroute.planner.layouts.tensors import DTYPES, Layout, Tensor
 from shardroute.planner.problems import Problem, one_tensor
@@ -32,6 +34,7 @@ __all__ = [
     "layouts",
     "mesh_layouts",
     "meshes",
+    "models",
     "placements",
     "shapes",
     "tensor_problems",
@@ -198,3 +201,27 @@ def _boxes(draw: st.DrawFn, shape: Sequence[int]) -> list[tuple[list[int], list[
                 found.append((low, high))
         parts = found
     return parts
+
+
+@st.composite
+def models(draw: st.DrawFn, *, families: Sequence[str] = ("llama", "qwen3", "qwen3_moe"), max_layers: int = 3) -> Model:
+    """Small models with random dims, counts and tying, of these families; any tensor- or expert-parallel degree may fail to fit.
+
+    Every parameter has its Hugging Face name, so a convention of your own can be tried on it.
+    """
+    n_kv = draw(st.integers(1, 4))
+    config = {
+        "model_type": draw(st.sampled_from(list(families))),
+        "num_hidden_layers": draw(st.integers(1, max_layers)),
+        "hidden_size": draw(st.integers(1, 9)),
+        "num_attention_heads": n_kv * draw(st.integers(1, 4)),
+        "num_key_value_heads": n_kv,
+        "head_dim": draw(st.integers(1, 4)),
+        "intermediate_size": draw(st.integers(1, 12)),
+        "moe_intermediate_size": draw(st.integers(1, 12)),
+        "num_experts": draw(st.integers(1, 8)),
+        "vocab_size": draw(st.integers(1, 40)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "torch_dtype": "bfloat16",
+    }
+    return FAMILIES[str(config["model_type"])]("random", Config(config, "random/config.json"))

@@ -18,8 +18,10 @@ from framework_oracles import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardroute.planner.coverage import coverage
 from shardroute.planner.layouts import Model, lay_out, parse_spec
 from shardroute.planner.refits import refit_problem
+from shardroute.planner.testing import models
 
 MAX_RANKS = 16  # of one side: keeps the slow oracle quick
 
@@ -176,3 +178,15 @@ def test_moving_the_pieces_of_any_source_gives_a_server_its_buffers(
     received = moved(problem, held, random.choice)
 
     assert flat(received) == flat(serving_family(model, job, server, summary.n_src_gpus))
+
+
+@given(models())
+def test_any_model_on_one_rank_a_side_is_moved_whole(model: Model) -> None:
+    problem, _ = refit_problem(model, parse_spec("TP1"), parse_spec("TP1"))
+
+    found = coverage(problem)
+
+    assert found.lacks == ()
+    assert found.n_bytes_unneeded == 0
+    # A tied embedding lies twice on one side but is needed once; everything else is needed once too.
+    assert found.n_bytes_needed == problem.n_bytes
