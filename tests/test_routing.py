@@ -27,7 +27,7 @@ from shardroute.topologies.topologies import build_topology
 
 H100, NVL72 = load_machine("dgx-h100"), load_machine("gb200-nvl72")
 
-# Layouts of facts/peers.md, tables f.1 and f.2.
+# Layouts on which the published planners (NCCL M2N 0.1.0, NeMo RL xferdtensor_python) were run and their loads counted, 2026-11.
 LAYOUTS = {
     "TP4 -> TP2 x DP2": ("8192,8192", "tp=4", "S0", "dp=2,tp=2", "R,S0"),
     "EP16 -> DP8 x TP32": ("256,2048,7168", "ep=16", "S0", "dp=8,tp=32", "R,S1"),

@@ -1,6 +1,6 @@
 """Prints how near each strategy comes to the bound, side by side with the published rules, and how planning grows with GPUs.
 
-    python tools/bench_routes.py                    the layouts of shared facts on peers, tables f.1 and f.2, and whole models
+    python tools/bench_routes.py                    layouts that the published planners were run on, and whole models
     python tools/bench_routes.py --growth seconds and memory of `greedy` from 64 to 8,192 GPUs, each in a process of its own
 
 

@@ -8,7 +8,7 @@ from shardroute.topologies.errors import InputError
 # moment in which a receiver is shared; on EP16 -> DP8 x TP32 over 34 DGX H100 the simulator gives 26, 14, 13.4 and 13.1 ms
 # for 1, 2, 4 and 8.
 N_QUEUES = 8
-# Staging memory a GPU where the user sets no limit. NCCL M2N takes up to 8 GiB (four slots of 2 GiB; shared facts on peers, a.8).
+# Staging memory a GPU where the user sets no limit. NCCL M2N (nccl-extensions 0.1.0) takes up to 8 GiB, four slots of 2 GiB.
 STAGING_BYTES = 2**30
 # Seconds that `optimal` may take for its linear program where the user sets no limit.
 TIME_LIMIT_S = 20.0
