@@ -3,8 +3,9 @@
 Everything here stays inside the subset of Python that Numba compiles, and calls no library, so that the same lines run
 compiled (over arrays) and plain (over lists) with the same bits. All of it stands in one file because Numba's cache looks
 for changes only in the file of the function that it compiles: a caller would keep a stale copy of a callee from elsewhere.
-Columns of one length are the rows of one table, for the same reason of cost: Numba passes a function each array as seven
-words, and a call with sixty arrays costs more than most events.
+Columns of one length are the rows of one table: Numba passes a function each array as seven words, and a call with sixty
+arrays costs more than most events. What a solve reads of a class lies side by side instead, WIDTH numbers a class: a solve
+walks classes in no order of memory, and waits for each line of it.
 
 Terms
   class       flows of one route, cap and weight. Max-min gives them one rate, so a class keeps one clock of *service*
@@ -40,55 +41,72 @@ class Table(Protocol[_Item]):
 
 
 class State(NamedTuple):
-    """All that the loop reads and writes; n tasks, k classes, m links, e = links over all routes of classes."""
+    """All that the loop reads and writes; n tasks, k classes, m links, e = links over all routes of classes, q resources."""
 
-    task_times: Table[float]  # [column, n]
+    task_times: Table[float]  # [column][n]
     task_codes: Table[int]
-    class_rates: Table[float]  # [column, k]
-    class_codes: Table[int]
-    link_rates: Table[float]  # [column, m]
+    class_rates: Column[float]  # [WIDTH * class + column]
+    class_codes: Column[int]
+    class_lists: Table[int]  # [column][k]
+    link_rates: Table[float]  # [column][m]
     link_codes: Table[int]
-    slots: Table[int]  # [column, e]
+    slots: Table[int]  # [column][e]
+    resources: Table[int]  # [column][q]
     next_tasks: Column[int]  # tasks that wait for a task, by NEXT_FROM..NEXT_TO
     ends: Column[float]  # tournament of the classes' next ends: leaf n_leaves + class, winner at 1
     fill_level: Column[float]  # [m + k] heap of links and caps by the level at which they are full
     fill_code: Column[int]  # [m + k] link, or m + class for a cap
     counts: Column[int]
-    reached: Column[float]  # [1] largest share of a flow's amount, or of its time alone, that tolerance saved
+    numbers: Column[float]
 
 
-# task_times. DUE_S and DUE_CODE are a heap of what comes that is no end of a flow, by (time, code): code task: its delay is
-# over; task + n: its hold is. GOAL and QUEUE are a heap for each class, from QUEUE_FROM on: service at which a flow ends.
-DELAY_S, AMOUNT, HOLD_S, READY_S, START_S, FINISH_S, DUE_S, GOAL = range(8)
-# task_codes. CLASS -1: the task shares nothing, and takes HOLD_S after its delay.
-CLASS, N_MISSING, NEXT_FROM, NEXT_TO, DUE_CODE, QUEUE = range(6)
-# class_rates. PEAK: rate of a flow alone. LOAD: count * rate as last added to USE. SERVICE_S: when SERVICE was true.
-CAP, WEIGHT, PEAK, RATE, LEVEL, LOAD, SERVICE, SERVICE_S, NEW_RATE, NEW_LEVEL = range(10)
+# task_times. ALONE_S: what its amount takes at the most that its cap and route allow. DUE_S and DUE_CODE are a heap of what
+# comes that is no end of a flow, by (time, code), code being the task plus n times: 0, its delay is over; 1, it has moved what
+# it moves without a link; 2, it asks for its resource; 3, it gives that back. GOAL and QUEUE are a heap for each class, from
+# QUEUE_FROM on: service at which a flow ends. FINISH_S is also when a task on its way will, as far as known, have been done.
+DELAY_S, AMOUNT, ALONE_S, READY_S, START_S, FINISH_S, DUE_S, GOAL = range(8)
+# task_codes. CLASS -1: the task shares nothing, and takes ALONE_S after its delay. RESOURCE -1: it needs none. AFTER: the task
+# behind it in the queue of its resource. BATCH: list of the tasks whose start (task + n) or end (task) a solve takes together.
+CLASS, N_MISSING, NEXT_FROM, NEXT_TO, DUE_CODE, QUEUE, RESOURCE, AFTER, BATCH = range(9)
+# class_rates. DEMAND: count * weight. LOAD: count * rate as last added to USE. SERVICE_S: when SERVICE was true. RATE is 0 from
+# the start of a first flow until its first solve.
+LEVEL, DEMAND, LOAD, WEIGHT, CAP, RATE, SERVICE, SERVICE_S = range(8)
 # class_codes. ROUTE_FROM..ROUTE_TO: slots of its route. COUNT: flows now; COUNT_BEFORE: before the event at hand. MARK: 2 *
-# solve: picked in this solve; + 1: filled. CHANGED, PICKED: lists of classes that the event touches, that the solve picked.
-ROUTE_FROM, ROUTE_TO, QUEUE_FROM, COUNT, COUNT_BEFORE, BOTTLENECK, MARK, CHANGED, IS_CHANGED, PICKED = range(10)
-# link_rates. USE: rate through it now. GAIN: weight of gaining classes. ROOM, SHARE: capacity, weight not yet filled.
-CAPACITY, USE, GAIN, ROOM, SHARE, WATER = range(6)
+# solve: picked in this solve; + 1: filled.
+MARK, COUNT, ROUTE_FROM, ROUTE_TO, BOTTLENECK, QUEUE_FROM, COUNT_BEFORE, IS_CHANGED = range(8)
+# class_lists: classes that the event touches, that the solve picked, that a link at hand has still to fill.
+CHANGED, PICKED, OPENED = range(3)
+# link_rates. USE: rate through it now. GAIN: weight of gaining classes. ROOM, SHARE: capacity, weight not yet filled. TOP: no
+# member's level is higher; the level at which the link was full when last filled, inf where it wasn't.
+CAPACITY, USE, GAIN, ROOM, SHARE, WATER, TOP = range(7)
 # link_codes. LINK_MARK, WATER_MARK: the solve that took it in, that computed WATER. TAKEN, SUSPECTS: lists of links taken in,
 # and of those left out that may be over capacity.
 MEMBERS_FROM, N_MEMBERS, N_OPEN, LINK_MARK, WATER_MARK, TAKEN, SUSPECTS, IS_SUSPECT = range(8)
 # slots. LINK: of the route place. The members of a link stand from MEMBERS_FROM on: MEMBER the class, MEMBER_SLOT its route
 # place there; PLACE: where the member for this route place stands.
 LINK, MEMBER, MEMBER_SLOT, PLACE = range(4)
+# resources. N_FREE: slots that no task holds. FIRST_WAITS..LAST_WAITS: ends of the queue for them; -1 where nobody waits.
+N_FREE, FIRST_WAITS, LAST_WAITS = range(3)
 # counts: lengths of the lists and heaps above, what is done so far, and sizes.
-N_DUE, N_CHANGED, N_PICKED, N_TAKEN, N_SUSPECTS, N_DONE, N_SOLVES, N_WORK, N_LAST_PICKED = range(9)
-N_TASKS, N_CLASSES, N_LINKS, N_LEAVES = range(9, 13)
+N_DUE, N_CHANGED, N_PICKED, N_TAKEN, N_SUSPECTS, N_DONE, N_SOLVES, N_WORK = range(8)
+N_TASKS, N_LINKS, N_LEAVES = range(8, 11)
+# numbers. REACHED: largest share of a transfer's time by which the instant of a solve missed its start or end. NEARLY: share of a
+# link's capacity from which on a solve takes it for full.
+REACHED, NEARLY = range(2)
 
+# Columns of class_rates and of class_codes.
+WIDTH = 8
 # Times and levels that differ by less than this, relatively, differ by rounding only: 512 steps of a double. One event takes
 # them all, so symmetric flows end together and cost one solve.
 ROUNDING = 2.0**-43
 # A link used to within this of its capacity is taken for full. Every link that is some class's bottleneck must pass: it lies
 # within rounding of its capacity. One that passes and isn't full costs time only.
 NEARLY_FULL = 1.0 - 1e-9
+# The same for solves that take many events together: they fill such links often, and to find that out costs a second filling
+# (a third of all the time at NEARLY_FULL, on bursts of 10,000 flows at 1 %).
+BATCH_FULL = 0.95
 # Passes toward a water level; each pass gives a valid lower bound, later ones a closer one.
 WATER_PASSES = 4
-# Where a solve picked over 1 / BROAD of all classes, looking at every class for flows to end early costs little beside it.
-BROAD = 8
 # What an event costs, in classes re-solved (measured: plain, 22 us for an event with two, 200 us for one with sixty).
 WORK_AN_EVENT = 4
 INF = float("inf")
@@ -147,112 +165,210 @@ def set_end(ends: Column[float], n_leaves: int, leaf: int, end_s: float) -> None
         ends[at] = winner
 
 
-def note_change(codes: Table[int], counts: Column[int], c: int) -> None:
+def note_change(codes: Column[int], lists: Table[int], counts: Column[int], c: int) -> None:
     """Remember that the event at hand touches class c, and its number of flows before."""
-    if codes[IS_CHANGED][c] == 0:
-        codes[IS_CHANGED][c] = 1
-        codes[COUNT_BEFORE][c] = codes[COUNT][c]
-        codes[CHANGED][counts[N_CHANGED]] = c
+    row = WIDTH * c
+    if codes[row + IS_CHANGED] == 0:
+        codes[row + IS_CHANGED] = 1
+        codes[row + COUNT_BEFORE] = codes[row + COUNT]
+        lists[CHANGED][counts[N_CHANGED]] = c
         counts[N_CHANGED] += 1
 
 
-def finish(
-    times: Table[float], codes: Table[int], next_tasks: Column[int], counts: Column[int], task: int, time_s: float
-) -> None:
-    """Record the end of a task and make due what waited for it last."""
+def make_due(s: State, time_s: float, code: int) -> None:
+    """Put what comes at this time among what is due."""
+    push(s.task_times[DUE_S], s.task_codes[DUE_CODE], s.counts[N_DUE], 0, time_s, code)
+    s.counts[N_DUE] += 1
+
+
+def finish(s: State, task: int, time_s: float) -> None:
+    """Record the end of a task, give its resource back, and make due what waited for it last."""
+    times, codes, counts = s.task_times, s.task_codes, s.counts
     ready_s, n_missing = times[READY_S], codes[N_MISSING]
     times[FINISH_S][task] = time_s
     counts[N_DONE] += 1
+    if codes[RESOURCE][task] >= 0:
+        make_due(s, time_s, task + 3 * counts[N_TASKS])
     for at in range(codes[NEXT_FROM][task], codes[NEXT_TO][task]):
-        waiting = next_tasks[at]
+        waiting = s.next_tasks[at]
         ready_s[waiting] = max(ready_s[waiting], time_s)
         n_missing[waiting] -= 1
         if n_missing[waiting] == 0:
-            due_s = ready_s[waiting] + times[DELAY_S][waiting]
-            push(times[DUE_S], codes[DUE_CODE], counts[N_DUE], 0, due_s, waiting)
-            counts[N_DUE] += 1
+            if codes[RESOURCE][waiting] >= 0:
+                make_due(s, ready_s[waiting], waiting + 2 * counts[N_TASKS])
+            else:
+                make_due(s, ready_s[waiting] + times[DELAY_S][waiting], waiting)
 
 
-def end_first(s: State, c: int, now_s: float) -> None:
-    """End the flow of class c that is next."""
-    times, codes = s.task_times, s.task_codes
-    note_change(s.class_codes, s.counts, c)
-    count = s.class_codes[COUNT]
-    base = s.class_codes[QUEUE_FROM][c]
-    task = codes[QUEUE][base]
-    pop(times[GOAL], codes[QUEUE], count[c], base)
-    count[c] -= 1
-    finish(times, codes, s.next_tasks, s.counts, task, max(now_s, times[START_S][task]))
-
-
-def begin(s: State, task: int, time_s: float, now_s: float) -> None:
-    """Start a task whose delay is over: its flow joins its class."""
-    times, codes, counts = s.task_times, s.task_codes, s.counts
-    times[START_S][task] = time_s
-    c = codes[CLASS][task]
-    if c < 0:
-        hold_s = times[HOLD_S][task]
-        if hold_s == 0.0:
-            finish(times, codes, s.next_tasks, counts, task, time_s)
-        else:
-            push(times[DUE_S], codes[DUE_CODE], counts[N_DUE], 0, time_s + hold_s, task + counts[N_TASKS])
-            counts[N_DUE] += 1
+def ask(s: State, task: int, time_s: float) -> None:
+    """Give a task its resource where a slot is free; else it waits behind those who asked before."""
+    resources, resource = s.resources, s.task_codes[RESOURCE][task]
+    if resources[N_FREE][resource] > 0:
+        resources[N_FREE][resource] -= 1
+        make_due(s, time_s + s.task_times[DELAY_S][task], task)
         return
-    note_change(s.class_codes, counts, c)
-    count, service, service_s = s.class_codes[COUNT], s.class_rates[SERVICE], s.class_rates[SERVICE_S]
-    if count[c] == 0:
-        service[c] = 0.0
+    if resources[FIRST_WAITS][resource] < 0:
+        resources[FIRST_WAITS][resource] = task
     else:
-        service[c] += s.class_rates[RATE][c] * (now_s - service_s[c])
-    service_s[c] = now_s
-    goal = service[c] + times[AMOUNT][task]
-    push(times[GOAL], codes[QUEUE], count[c], s.class_codes[QUEUE_FROM][c], goal, task)
-    count[c] += 1
+        s.task_codes[AFTER][resources[LAST_WAITS][resource]] = task
+    resources[LAST_WAITS][resource] = task
+    s.task_codes[AFTER][task] = -1
 
 
-def take_due(s: State, now_s: float, tolerance: float) -> None:
-    """Apply all that falls on this instant: flows and holds that end, delays that are over, and what follows at once."""
+def give_back(s: State, task: int, time_s: float) -> None:
+    """Free the slot that a task held, for the first who waits."""
+    resources, resource = s.resources, s.task_codes[RESOURCE][task]
+    first = resources[FIRST_WAITS][resource]
+    if first < 0:
+        resources[N_FREE][resource] += 1
+        return
+    resources[FIRST_WAITS][resource] = s.task_codes[AFTER][first]
+    make_due(s, time_s + s.task_times[DELAY_S][first], first)
+
+
+def next_end_s(s: State, c: int) -> float:
+    """When the next flow of class c ends at the class's rate; inf where it has none."""
+    row = WIDTH * c
+    if s.class_codes[row + COUNT] == 0:
+        return INF
+    left = s.task_times[GOAL][s.class_codes[row + QUEUE_FROM]] - s.class_rates[row + SERVICE]
+    return s.class_rates[row + SERVICE_S] + left / s.class_rates[row + RATE]
+
+
+def end_first(s: State, c: int, time_s: float) -> None:
+    """End the flow of class c that is next."""
+    row = WIDTH * c
+    times, codes, class_codes = s.task_times, s.task_codes, s.class_codes
+    note_change(class_codes, s.class_lists, s.counts, c)
+    base = class_codes[row + QUEUE_FROM]
+    task = codes[QUEUE][base]
+    pop(times[GOAL], codes[QUEUE], class_codes[row + COUNT], base)
+    class_codes[row + COUNT] -= 1
+    set_end(s.ends, s.counts[N_LEAVES], c, next_end_s(s, c))
+    finish(s, task, max(time_s, times[START_S][task]))
+
+
+def begin(s: State, c: int, task: int, time_s: float) -> None:
+    """Add the flow of a task to its class: what it is served counts from this time on."""
+    row = WIDTH * c
+    times, rates, codes = s.task_times, s.class_rates, s.class_codes
+    note_change(codes, s.class_lists, s.counts, c)
+    if codes[row + COUNT] == 0:
+        rates[row + SERVICE] = 0.0
+        if codes[row + COUNT_BEFORE] == 0:
+            rates[row + RATE] = 0.0
+    else:
+        rates[row + SERVICE] += rates[row + RATE] * (time_s - rates[row + SERVICE_S])
+    rates[row + SERVICE_S] = time_s
+    goal = rates[row + SERVICE] + times[AMOUNT][task]
+    push(times[GOAL], s.task_codes[QUEUE], codes[row + COUNT], codes[row + QUEUE_FROM], goal, task)
+    codes[row + COUNT] += 1
+
+
+def take_other(s: State, code: int, time_s: float) -> None:
+    """Apply what comes that changes no rate: steps of tasks without a link, and of resources."""
+    n_tasks = s.counts[N_TASKS]
+    if code < n_tasks:
+        s.task_times[START_S][code] = time_s
+        if s.task_times[ALONE_S][code] > 0.0:
+            make_due(s, time_s + s.task_times[ALONE_S][code], code + n_tasks)
+        else:
+            finish(s, code, time_s)
+    elif code < 2 * n_tasks:
+        finish(s, code - n_tasks, time_s)
+    elif code < 3 * n_tasks:
+        ask(s, code - 2 * n_tasks, time_s)
+    else:
+        give_back(s, code - 3 * n_tasks, time_s)
+
+
+def take_batch(s: State, tolerance: float) -> float:
+    """Apply the next events, as many as one solve may take together, in time order; the instant for the solve, inf for none.
+
+    Each start and end of a flow has a window around its time: tolerance * the time that the transfer takes (for a start: that
+    it would take alone). Events are taken while some instant lies in all their windows; that nearest their mean is chosen, so
+    an event that is taken alone is exact and a batch is late as much as it is early. Times of flows stay their own. What a flow
+    is served counts from its own start, whichever the instant, so that chains don't drift.
+    """
     times, codes, counts, ends = s.task_times, s.task_codes, s.counts, s.ends
     n_leaves, n_tasks = counts[N_LEAVES], counts[N_TASKS]
-    limit_s = now_s + now_s * ROUNDING
+    low_s, high_s = -INF, INF
+    first_s = INF
+    sum_s = 0.0
+    n_batch = 0
     while True:
-        if ends[1] <= limit_s:
+        time_s = ends[1]
+        is_end = True
+        code = -1
+        c = -1
+        if counts[N_DUE] > 0 and times[DUE_S][0] < time_s:
+            time_s = times[DUE_S][0]
+            is_end = False
+            code = codes[DUE_CODE][0]
+            if code < n_tasks:
+                c = codes[CLASS][code]
+        if time_s == INF:
+            break
+        if not is_end and c < 0:
+            if time_s > high_s:
+                break
+            pop(times[DUE_S], codes[DUE_CODE], counts[N_DUE], 0)
+            counts[N_DUE] -= 1
+            take_other(s, code, time_s)
+            if n_batch == 0:
+                break
+            continue
+        window_s = time_s * ROUNDING
+        if is_end:
             at = 1
             while at < n_leaves:
                 at = 2 * at if ends[2 * at] == ends[at] else 2 * at + 1
             c = at - n_leaves
-            first = s.class_codes[QUEUE_FROM][c]
-            end_s = ends[at]
-            while end_s <= limit_s:
-                end_first(s, c, now_s)
-                if s.class_codes[COUNT][c] == 0:
-                    break
-                left = times[GOAL][first] - s.class_rates[SERVICE][c]
-                end_s = s.class_rates[SERVICE_S][c] + left / s.class_rates[RATE][c]
-            set_end(ends, n_leaves, c, INF)
-            continue
-        if counts[N_DUE] == 0:
-            break
-        code = codes[DUE_CODE][0]
-        time_s = times[DUE_S][0]
-        if time_s > limit_s:
-            if tolerance == 0.0 or code >= n_tasks or codes[CLASS][code] < 0:
-                break
-            share = (time_s - now_s) * s.class_rates[PEAK][codes[CLASS][code]] / times[AMOUNT][code]
-            if share > tolerance:
-                break
-            s.reached[0] = max(s.reached[0], share)
-        pop(times[DUE_S], codes[DUE_CODE], counts[N_DUE], 0)
-        counts[N_DUE] -= 1
-        if code >= n_tasks:
-            finish(times, codes, s.next_tasks, counts, code - n_tasks, time_s)
+            code = codes[QUEUE][s.class_codes[WIDTH * c + QUEUE_FROM]]
+            window_s += tolerance * (time_s - times[START_S][code])
         else:
-            begin(s, code, time_s, now_s)
+            window_s += tolerance * times[ALONE_S][code]
+        if time_s - window_s > high_s:
+            break
+        if n_batch == 0:
+            first_s = time_s
+        stamp_s = first_s if tolerance == 0.0 else time_s
+        if is_end:
+            end_first(s, c, stamp_s)
+        else:
+            # A class's first flows share one clock, which has no rate yet to tell their starts apart.
+            row = WIDTH * c
+            has_no_rate = s.class_codes[row + COUNT] > 0 and s.class_rates[row + RATE] == 0.0
+            if has_no_rate and s.class_rates[row + SERVICE_S] != stamp_s:
+                break
+            pop(times[DUE_S], codes[DUE_CODE], counts[N_DUE], 0)
+            counts[N_DUE] -= 1
+            times[START_S][code] = time_s
+            begin(s, c, code, stamp_s)
+        low_s = max(low_s, time_s - window_s)
+        high_s = min(high_s, time_s + window_s)
+        sum_s += time_s - first_s
+        codes[BATCH][n_batch] = code if is_end else code + n_tasks
+        n_batch += 1
+    if tolerance == 0.0 or n_batch == 0:
+        return first_s
+    now_s = min(max(first_s + sum_s / n_batch, low_s), high_s)
+    for at in range(n_batch):
+        code = codes[BATCH][at]
+        if code < n_tasks:
+            time_s, long_s = times[FINISH_S][code], times[FINISH_S][code] - times[START_S][code]
+        else:
+            time_s, long_s = times[START_S][code - n_tasks], times[ALONE_S][code - n_tasks]
+        missed_s = abs(time_s - now_s) - time_s * ROUNDING
+        if missed_s > s.numbers[REACHED] * long_s:
+            s.numbers[REACHED] = missed_s / long_s
+    return now_s
 
 
-def attach(class_codes: Table[int], link_codes: Table[int], slots: Table[int], c: int) -> None:
+def attach(class_codes: Column[int], link_codes: Table[int], slots: Table[int], c: int) -> None:
     """Make class c a member of its links."""
-    for slot in range(class_codes[ROUTE_FROM][c], class_codes[ROUTE_TO][c]):
+    row = WIDTH * c
+    for slot in range(class_codes[row + ROUTE_FROM], class_codes[row + ROUTE_TO]):
         link = slots[LINK][slot]
         at = link_codes[MEMBERS_FROM][link] + link_codes[N_MEMBERS][link]
         link_codes[N_MEMBERS][link] += 1
@@ -261,9 +377,10 @@ def attach(class_codes: Table[int], link_codes: Table[int], slots: Table[int], c
         slots[PLACE][slot] = at
 
 
-def detach(class_codes: Table[int], link_codes: Table[int], slots: Table[int], c: int) -> None:
+def detach(class_codes: Column[int], link_codes: Table[int], slots: Table[int], c: int) -> None:
     """Take class c out of its links; the last member of each fills the gap."""
-    for slot in range(class_codes[ROUTE_FROM][c], class_codes[ROUTE_TO][c]):
+    row = WIDTH * c
+    for slot in range(class_codes[row + ROUTE_FROM], class_codes[row + ROUTE_TO]):
         link = slots[LINK][slot]
         link_codes[N_MEMBERS][link] -= 1
         last = link_codes[MEMBERS_FROM][link] + link_codes[N_MEMBERS][link]
@@ -275,8 +392,7 @@ def detach(class_codes: Table[int], link_codes: Table[int], slots: Table[int], c
 
 def water_level(s: State, link: int) -> float:
     """A lower bound, mostly exact, of the level at which this link would be full if nothing else changed."""
-    rate, weight, level, count = s.class_rates[RATE], s.class_rates[WEIGHT], s.class_rates[LEVEL], s.class_codes[COUNT]
-    member = s.slots[MEMBER]
+    rates, codes, member = s.class_rates, s.class_codes, s.slots[MEMBER]
     first = s.link_codes[MEMBERS_FROM][link]
     last = first + s.link_codes[N_MEMBERS][link]
     water = 0.0
@@ -285,10 +401,11 @@ def water_level(s: State, link: int) -> float:
         share = 0.0
         for at in range(first, last):
             c = member[at]
-            if level[c] < water:
-                room -= count[c] * rate[c]
+            row = WIDTH * c
+            if rates[row + LEVEL] < water:
+                room -= codes[row + COUNT] * rates[row + RATE]
             else:
-                share += count[c] * weight[c]
+                share += rates[row + DEMAND]
         if share <= 0.0 or room / share <= water:
             break
         water = room / share
@@ -298,30 +415,34 @@ def water_level(s: State, link: int) -> float:
 def find_floor(s: State, solve: int) -> float:
     """The level under which the event changes nothing; settles who is a member, and the bottleneck guess of gainers."""
     rates, codes, link_rates, link_codes, slots = s.class_rates, s.class_codes, s.link_rates, s.link_codes, s.slots
-    count, count_before, changed = codes[COUNT], codes[COUNT_BEFORE], codes[CHANGED]
+    changed = s.class_lists[CHANGED]
     use, gain, capacity, water, water_mark = (
         link_rates[USE], link_rates[GAIN], link_rates[CAPACITY], link_rates[WATER], link_codes[WATER_MARK]
     )  # fmt: skip
     floor = INF
     for at in range(s.counts[N_CHANGED]):
         c = changed[at]
-        if count[c] < count_before[c]:
-            floor = min(floor, rates[LEVEL][c])
-            if count[c] == 0:
+        row = WIDTH * c
+        count, count_before = codes[row + COUNT], codes[row + COUNT_BEFORE]
+        rates[row + DEMAND] = count * rates[row + WEIGHT]
+        if count < count_before:
+            floor = min(floor, rates[row + LEVEL])
+            if count == 0:
                 detach(codes, link_codes, slots, c)
-        elif count[c] > count_before[c]:
-            if count_before[c] == 0:
+        elif count > count_before:
+            if count_before == 0:
                 attach(codes, link_codes, slots, c)
-            rates[LEVEL][c] = INF
-            for slot in range(codes[ROUTE_FROM][c], codes[ROUTE_TO][c]):
-                gain[slots[LINK][slot]] += count[c] * rates[WEIGHT][c]
+            rates[row + LEVEL] = INF
+            for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
+                gain[slots[LINK][slot]] += rates[row + DEMAND]
     for at in range(s.counts[N_CHANGED]):
         c = changed[at]
-        if count[c] <= count_before[c]:
+        row = WIDTH * c
+        if codes[row + COUNT] <= codes[row + COUNT_BEFORE]:
             continue
-        least = rates[CAP][c] / rates[WEIGHT][c]
+        least = rates[row + CAP] / rates[row + WEIGHT]
         tightest = -1
-        for slot in range(codes[ROUTE_FROM][c], codes[ROUTE_TO][c]):
+        for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
             link = slots[LINK][slot]
             # Slack even with all gainers at `least`: its water level is higher, and its members need not be walked.
             if use[link] + gain[link] * least <= capacity[link]:
@@ -332,11 +453,12 @@ def find_floor(s: State, solve: int) -> float:
             if water[link] < least:
                 least = water[link]
                 tightest = link
-        codes[BOTTLENECK][c] = tightest
+        codes[row + BOTTLENECK] = tightest
         floor = min(floor, least)
     for at in range(s.counts[N_CHANGED]):
         c = changed[at]
-        for slot in range(codes[ROUTE_FROM][c], codes[ROUTE_TO][c]):
+        row = WIDTH * c
+        for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
             gain[slots[LINK][slot]] = 0.0
     # Well under the levels meant, so that rounding leaves out none of them.
     return floor - 4.0 * ROUNDING * floor
@@ -344,21 +466,22 @@ def find_floor(s: State, solve: int) -> float:
 
 def seed(s: State, solve: int) -> None:
     """Pick the changed classes; take the links by which one that is gone made itself felt."""
-    codes, link_rates, link_codes, counts = s.class_codes, s.link_rates, s.link_codes, s.counts
-    count, link_mark = codes[COUNT], link_codes[LINK_MARK]
+    codes, lists, link_rates, link_codes, counts = s.class_codes, s.class_lists, s.link_rates, s.link_codes, s.counts
+    link_mark = link_codes[LINK_MARK]
     for at in range(counts[N_CHANGED]):
-        c = codes[CHANGED][at]
-        if count[c] == codes[COUNT_BEFORE][c]:
+        c = lists[CHANGED][at]
+        row = WIDTH * c
+        if codes[row + COUNT] == codes[row + COUNT_BEFORE]:
             continue
-        if count[c] > 0:
-            codes[MARK][c] = 2 * solve
-            codes[PICKED][counts[N_PICKED]] = c
+        if codes[row + COUNT] > 0:
+            codes[row + MARK] = 2 * solve
+            lists[PICKED][counts[N_PICKED]] = c
             counts[N_PICKED] += 1
             continue
-        for slot in range(codes[ROUTE_FROM][c], codes[ROUTE_TO][c]):
+        for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
             link = s.slots[LINK][slot]
-            is_full = link_rates[USE][link] >= link_rates[CAPACITY][link] * NEARLY_FULL
-            if link_mark[link] != solve and (link == codes[BOTTLENECK][c] or is_full):
+            is_full = link_rates[USE][link] >= link_rates[CAPACITY][link] * s.numbers[NEARLY]
+            if link_mark[link] != solve and (link == codes[row + BOTTLENECK] or is_full):
                 link_mark[link] = solve
                 link_codes[TAKEN][counts[N_TAKEN]] = link
                 counts[N_TAKEN] += 1
@@ -369,25 +492,38 @@ def spread(s: State, solve: int, floor: float) -> None:
 
     Sums for each link taken what the classes under the floor leave of it.
     """
-    codes, link_rates, link_codes, counts = s.class_codes, s.link_rates, s.link_codes, s.counts
-    rate, weight, level = s.class_rates[RATE], s.class_rates[WEIGHT], s.class_rates[LEVEL]
-    count, mark, picked, bottleneck = codes[COUNT], codes[MARK], codes[PICKED], codes[BOTTLENECK]
-    route_from, route_to = codes[ROUTE_FROM], codes[ROUTE_TO]
-    capacity, use, link_mark, taken = link_rates[CAPACITY], link_rates[USE], link_codes[LINK_MARK], link_codes[TAKEN]
+    rates, codes, link_rates, link_codes, counts = s.class_rates, s.class_codes, s.link_rates, s.link_codes, s.counts
+    picked = s.class_lists[PICKED]
+    capacity, use, top = link_rates[CAPACITY], link_rates[USE], link_rates[TOP]
+    link_mark, taken = link_codes[LINK_MARK], link_codes[TAKEN]
     slot_link, member = s.slots[LINK], s.slots[MEMBER]
-    n_picked, n_taken = counts[N_PICKED], counts[N_TAKEN]
+    n_picked, n_taken, n_links = counts[N_PICKED], counts[N_TAKEN], counts[N_LINKS]
+    nearly = s.numbers[NEARLY]
     at_class = 0
     at_link = 0
+    n_full = -1  # full links that aren't taken and may have members at or above the floor; -1: not counted
     while True:
-        while at_class < n_picked:
+        while at_class < n_picked and n_full != 0:
             c = picked[at_class]
+            row = WIDTH * c
             at_class += 1
-            for slot in range(route_from[c], route_to[c]):
+            for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
                 link = slot_link[slot]
-                if link_mark[link] != solve and (link == bottleneck[c] or use[link] >= capacity[link] * NEARLY_FULL):
+                if link_mark[link] == solve:
+                    continue
+                is_full = use[link] >= capacity[link] * nearly
+                if is_full or link == codes[row + BOTTLENECK]:
                     link_mark[link] = solve
                     taken[n_taken] = link
                     n_taken += 1
+                    if is_full and n_full > 0 and top[link] >= floor:
+                        n_full -= 1
+            if n_full < 0 and at_class > n_links and at_class >= counts[N_PICKED]:
+                # So many are picked that to look at every link costs little; with all of these taken no class adds one.
+                n_full = 0
+                for link in range(n_links):
+                    if link_mark[link] != solve and top[link] >= floor and use[link] >= capacity[link] * nearly:
+                        n_full += 1
         if at_link == n_taken:
             break
         link = taken[at_link]
@@ -398,15 +534,16 @@ def spread(s: State, solve: int, floor: float) -> None:
         first = link_codes[MEMBERS_FROM][link]
         for at in range(first, first + link_codes[N_MEMBERS][link]):
             c = member[at]
-            if level[c] >= floor:
-                share += count[c] * weight[c]
+            row = WIDTH * c
+            if rates[row + LEVEL] >= floor:
+                share += rates[row + DEMAND]
                 n_open += 1
-                if mark[c] < 2 * solve:
-                    mark[c] = 2 * solve
-                    picked[n_picked] = c
-                    n_picked += 1
+                # Whether it is picked already is a coin toss to the processor: written so that there is no branch to guess.
+                picked[n_picked] = c
+                n_picked += 1 if codes[row + MARK] < 2 * solve else 0
+                codes[row + MARK] = max(codes[row + MARK], 2 * solve)
             else:
-                room -= count[c] * rate[c]
+                room -= rates[row + LOAD]
         link_rates[ROOM][link] = room
         link_rates[SHARE][link] = share
         link_codes[N_OPEN][link] = n_open
@@ -415,39 +552,37 @@ def spread(s: State, solve: int, floor: float) -> None:
 
 
 def fill(s: State, solve: int, floor: float) -> None:
-    """Progressive filling of the picked classes over the links taken: sets NEW_LEVEL, NEW_RATE and BOTTLENECK.
+    """Progressive filling of the picked classes over the links taken: sets their LEVEL, LOAD and BOTTLENECK.
 
     Links that were left out get their new use, and are SUSPECTS where that was over capacity at some moment.
 
     Filling a class raises the level at which its other links are full, never lowers it, so a link's place in the heap may
     be too early but never too late, and is corrected when it comes up.
     """
-    codes, link_codes = s.class_codes, s.link_codes
-    cap, weight, new_rate, new_level = (
-        s.class_rates[CAP], s.class_rates[WEIGHT], s.class_rates[NEW_RATE], s.class_rates[NEW_LEVEL]
-    )  # fmt: skip
-    count, mark, bottleneck, picked = codes[COUNT], codes[MARK], codes[BOTTLENECK], codes[PICKED]
-    route_from, route_to, taken = codes[ROUTE_FROM], codes[ROUTE_TO], link_codes[TAKEN]
+    rates, codes, link_codes = s.class_rates, s.class_codes, s.link_codes
+    picked, opened, taken = s.class_lists[PICKED], s.class_lists[OPENED], link_codes[TAKEN]
     room, share, n_open, link_mark = s.link_rates[ROOM], s.link_rates[SHARE], link_codes[N_OPEN], link_codes[LINK_MARK]
     slot_link, member = s.slots[LINK], s.slots[MEMBER]
     fill_level, fill_code = s.fill_level, s.fill_code
-    load, use, capacity, suspects, is_suspect = (
-        s.class_rates[LOAD], s.link_rates[USE], s.link_rates[CAPACITY], link_codes[SUSPECTS], link_codes[IS_SUSPECT]
+    use, capacity, suspects, is_suspect = (
+        s.link_rates[USE], s.link_rates[CAPACITY], link_codes[SUSPECTS], link_codes[IS_SUSPECT]
     )  # fmt: skip
-    n_links, n_left = s.counts[N_LINKS], s.counts[N_PICKED]
+    top, n_links, n_left = s.link_rates[TOP], s.counts[N_LINKS], s.counts[N_PICKED]
     n_heap = 0
     n_suspects = 0
     for at in range(s.counts[N_TAKEN]):
         link = taken[at]
+        top[link] = INF
         if n_open[link] > 0:
             fill_level[n_heap] = room[link] / share[link]
             fill_code[n_heap] = link
             n_heap += 1
     for at in range(n_left):
         c = picked[at]
-        mark[c] = 2 * solve
-        if cap[c] < INF:
-            fill_level[n_heap] = cap[c] / weight[c]
+        row = WIDTH * c
+        codes[row + MARK] = 2 * solve
+        if rates[row + CAP] < INF:
+            fill_level[n_heap] = rates[row + CAP] / rates[row + WEIGHT]
             fill_code[n_heap] = n_links + c
             n_heap += 1
     for at in range(n_heap // 2 - 1, -1, -1):
@@ -467,21 +602,33 @@ def fill(s: State, solve: int, floor: float) -> None:
             continue
         if full > level + level * ROUNDING:
             level = full
-        first = link_codes[MEMBERS_FROM][code] if is_link else 0
-        for at in range(first, first + link_codes[N_MEMBERS][code] if is_link else 1):
-            c = member[at] if is_link else code - n_links
-            if mark[c] != 2 * solve:
-                continue
-            mark[c] = 2 * solve + 1
-            n_left -= 1
-            bottleneck[c] = code if is_link else -1
-            new_level[c] = level
-            new_rate[c] = min(level * weight[c], cap[c])
-            used = count[c] * new_rate[c]
-            filled = count[c] * weight[c]
-            more = used - load[c]
-            load[c] = used
-            for slot in range(route_from[c], route_to[c]):
+        n_open_now = 0
+        if is_link:
+            top[code] = level
+            first = link_codes[MEMBERS_FROM][code]
+            for at in range(first, first + link_codes[N_MEMBERS][code]):
+                c = member[at]
+                row = WIDTH * c
+                is_open = 1 if codes[row + MARK] == 2 * solve else 0
+                opened[n_open_now] = c
+                n_open_now += is_open
+                codes[row + MARK] += is_open
+        else:
+            row = WIDTH * (code - n_links)
+            n_open_now = 1 if codes[row + MARK] == 2 * solve else 0
+            opened[0] = code - n_links
+            codes[row + MARK] += n_open_now
+        n_left -= n_open_now
+        for at in range(n_open_now):
+            c = opened[at]
+            row = WIDTH * c
+            codes[row + BOTTLENECK] = code if is_link else -1
+            rates[row + LEVEL] = level
+            used = codes[row + COUNT] * min(level * rates[row + WEIGHT], rates[row + CAP])
+            filled = rates[row + DEMAND]
+            more = used - rates[row + LOAD]
+            rates[row + LOAD] = used
+            for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
                 link = slot_link[slot]
                 if link_mark[link] == solve:
                     room[link] -= used
@@ -519,13 +666,9 @@ def settle(s: State, solve: int, floor: float) -> None:
 
 
 def adopt_rates(s: State, now_s: float) -> None:
-    """Make the new rates of the picked classes theirs, and renew their next ends."""
-    codes, ends, n_leaves, n_picked = s.class_codes, s.ends, s.counts[N_LEAVES], s.counts[N_PICKED]
-    rate, new_rate, level, new_level = (
-        s.class_rates[RATE], s.class_rates[NEW_RATE], s.class_rates[LEVEL], s.class_rates[NEW_LEVEL]
-    )  # fmt: skip
-    service, service_s, goal = s.class_rates[SERVICE], s.class_rates[SERVICE_S], s.task_times[GOAL]
-    picked, queue_from, is_changed = codes[PICKED], codes[QUEUE_FROM], codes[IS_CHANGED]
+    """Give the picked classes the rates of their new levels, and renew their next ends."""
+    rates, codes, ends, n_leaves, n_picked = s.class_rates, s.class_codes, s.ends, s.counts[N_LEAVES], s.counts[N_PICKED]
+    goal, picked = s.task_times[GOAL], s.class_lists[PICKED]
     height = 1
     while (1 << height) < n_leaves:
         height += 1
@@ -533,14 +676,17 @@ def adopt_rates(s: State, now_s: float) -> None:
     all_at_once = n_picked * height > n_leaves
     for at in range(n_picked):
         c = picked[at]
-        level[c] = new_level[c]
-        if new_rate[c] != rate[c]:
-            service[c] += rate[c] * (now_s - service_s[c])
-            service_s[c] = now_s
-            rate[c] = new_rate[c]
-        elif is_changed[c] == 0:
+        row = WIDTH * c
+        rate = rates[row + RATE]
+        new_rate = min(rates[row + LEVEL] * rates[row + WEIGHT], rates[row + CAP])
+        if new_rate != rate:
+            if rate > 0.0:
+                rates[row + SERVICE] += rate * (now_s - rates[row + SERVICE_S])
+                rates[row + SERVICE_S] = now_s
+            rates[row + RATE] = new_rate
+        elif codes[row + IS_CHANGED] == 0:
             continue
-        end_s = service_s[c] + (goal[queue_from[c]] - service[c]) / rate[c]
+        end_s = rates[row + SERVICE_S] + (goal[codes[row + QUEUE_FROM]] - rates[row + SERVICE]) / new_rate
         if all_at_once:
             ends[n_leaves + c] = end_s
         else:
@@ -550,44 +696,13 @@ def adopt_rates(s: State, now_s: float) -> None:
             ends[node] = min(ends[2 * node], ends[2 * node + 1])
 
 
-def end_early(s: State, now_s: float, tolerance: float, of_all: bool) -> bool:
-    """End the flows of picked classes, or of all, of which at most tolerance * amount is left; True where any did."""
-    codes, rates = s.class_codes, s.class_rates
-    count, picked, queue_from = codes[COUNT], codes[PICKED], codes[QUEUE_FROM]
-    service, service_s, rate = rates[SERVICE], rates[SERVICE_S], rates[RATE]
-    goal, amount, queue = s.task_times[GOAL], s.task_times[AMOUNT], s.task_codes[QUEUE]
-    n_kept = 0
-    ended = False
-    for at in range(s.counts[N_CLASSES] if of_all else s.counts[N_PICKED]):
-        c = at if of_all else picked[at]
-        first = queue_from[c]
-        while count[c] > 0:
-            left = goal[first] - service[c] - rate[c] * (now_s - service_s[c])
-            share = left / amount[queue[first]]
-            if share > tolerance:
-                break
-            s.reached[0] = max(s.reached[0], share)
-            end_first(s, c, now_s)
-            ended = True
-        if not of_all:
-            if count[c] == 0:
-                detach(codes, s.link_codes, s.slots, c)
-            else:
-                picked[n_kept] = c
-                n_kept += 1
-    s.counts[N_PICKED] = n_kept
-    return ended
-
-
-def solve_changed(s: State, now_s: float, tolerance: float) -> None:
-    """Give every class that the event at hand can change its new rate and its new next end."""
-    codes, rates, counts = s.class_codes, s.class_rates, s.counts
-    count, count_before, changed = codes[COUNT], codes[COUNT_BEFORE], codes[CHANGED]
-    if tolerance > 0.0 and counts[N_LAST_PICKED] * BROAD > counts[N_CLASSES]:
-        end_early(s, now_s, tolerance, True)
+def solve_changed(s: State, now_s: float) -> None:
+    """Give every class that the events at hand can change its new rate and its new next end."""
+    rates, codes, counts, changed = s.class_rates, s.class_codes, s.counts, s.class_lists[CHANGED]
     n_net = 0
     for at in range(counts[N_CHANGED]):
-        if count[changed[at]] != count_before[changed[at]]:
+        row = WIDTH * changed[at]
+        if codes[row + COUNT] != codes[row + COUNT_BEFORE]:
             n_net += 1
     if n_net > 0:
         counts[N_SOLVES] += 1
@@ -595,25 +710,21 @@ def solve_changed(s: State, now_s: float, tolerance: float) -> None:
         floor = find_floor(s, solve)
         seed(s, solve)
         spread(s, solve, floor)
-        if tolerance > 0.0 and end_early(s, now_s, tolerance, False):
-            spread(s, solve, floor)
         for at in range(counts[N_CHANGED]):
             c = changed[at]
-            if count[c] == 0:
-                for slot in range(codes[ROUTE_FROM][c], codes[ROUTE_TO][c]):
-                    s.link_rates[USE][s.slots[LINK][slot]] -= rates[LOAD][c]
-                rates[LOAD][c] = 0.0
+            row = WIDTH * c
+            if codes[row + COUNT] == 0:
+                for slot in range(codes[row + ROUTE_FROM], codes[row + ROUTE_TO]):
+                    s.link_rates[USE][s.slots[LINK][slot]] -= rates[row + LOAD]
+                rates[row + LOAD] = 0.0
         settle(s, solve, floor)
         adopt_rates(s, now_s)
     for at in range(counts[N_CHANGED]):
         c = changed[at]
-        codes[IS_CHANGED][c] = 0
-        end_s = INF
-        if count[c] > 0:
-            left = s.task_times[GOAL][codes[QUEUE_FROM][c]] - rates[SERVICE][c]
-            end_s = rates[SERVICE_S][c] + left / rates[RATE][c]
-        set_end(s.ends, counts[N_LEAVES], c, end_s)
-    counts[N_LAST_PICKED] = counts[N_PICKED]
+        row = WIDTH * c
+        codes[row + IS_CHANGED] = 0
+        set_end(s.ends, counts[N_LEAVES], c, next_end_s(s, c))
+    counts[N_WORK] += counts[N_PICKED]
     counts[N_CHANGED] = 0
     counts[N_PICKED] = 0
     counts[N_TAKEN] = 0
@@ -622,23 +733,21 @@ def solve_changed(s: State, now_s: float, tolerance: float) -> None:
 def advance(s: State, tolerance: float, max_work: int) -> bool:
     """Run for about max_work more units of work (WORK_AN_EVENT each, and one for each class re-solved); True at the end."""
     counts = s.counts
+    s.numbers[NEARLY] = NEARLY_FULL if tolerance == 0.0 else BATCH_FULL
     last = counts[N_WORK] + max_work
     while counts[N_WORK] < last:
-        now_s = s.ends[1]
-        if counts[N_DUE] > 0:
-            now_s = min(now_s, s.task_times[DUE_S][0])
-        if now_s == INF:
+        if counts[N_DUE] == 0 and s.ends[1] == INF:
             return True
-        take_due(s, now_s, tolerance)
+        now_s = take_batch(s, tolerance)
         if counts[N_CHANGED] > 0:
-            solve_changed(s, now_s, tolerance)
-            counts[N_WORK] += counts[N_LAST_PICKED]
+            solve_changed(s, now_s)
         counts[N_WORK] += WORK_AN_EVENT
     return False
 
 
 # What is compiled, callees first.
 FUNCTIONS = (
-    *("sift_down", "push", "pop", "set_end", "note_change", "finish", "end_first", "begin", "take_due", "attach", "detach"),
-    *("water_level", "find_floor", "seed", "spread", "fill", "settle", "adopt_rates", "end_early", "solve_changed", "advance"),
+    *("sift_down", "push", "pop", "set_end", "note_change", "make_due", "finish", "ask", "give_back", "next_end_s", "end_first"),
+    *("begin", "take_other", "take_batch", "attach", "detach", "water_level", "find_floor", "seed", "spread", "fill", "settle"),
+    *("adopt_rates", "solve_changed", "advance"),
 )

@@ -1,7 +1,12 @@
-"""Task graphs: the columns that the engine simulates, checked once when made, and the builders of their dependencies."""
+"""Task graphs: the columns that the engine simulates, checked once when made, and the builders of their dependencies.
+
+What a graph can say: tasks with dependencies and start times; ordered lanes (`in_order`: each task after the one before it
+in its lane); links, shared by max-min fairness with weights, rate caps and latencies; exclusive resources of one or more
+slots, given out first come, first served.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -23,6 +28,8 @@ _DTYPES: dict[str, type[np.generic]] = {
     "route_links": np.int32,
     "dep_ptr": np.int64,
     "dep_tasks": np.int32,
+    "resource": np.int64,
+    "n_slots": np.int64,
 }
 
 
@@ -38,6 +45,9 @@ class TaskGraph:
 
     A task without a route moves its amount at `cap`; one with amount 0 finishes when its delay is over.
 
+    A task with a `resource` (-1: none; left out: none has one) holds one of that resource's `n_slots` from before its delay to
+    its finish, alone. Slots go to tasks in the order in which these became ready; of those ready at once, to the smaller index.
+
     Raises InputError for columns of wrong shape, range or order (naming column and row), PlanError for a task that could
     never finish: an amount to move over a link of capacity 0, or at an unlimited rate without a route.
     """
@@ -52,13 +62,17 @@ class TaskGraph:
     dep_ptr: Ints
     dep_tasks: SmallInts
     capacity: Floats
+    resource: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    n_slots: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            column = _column(field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, column)
+        for each in fields(self):
+            column = _column(each.name, getattr(self, each.name))
+            object.__setattr__(self, each.name, column)
         n = len(self.start_s)
-        for name in ("delay_s", "amount", "cap", "weight"):
+        if not len(self.resource):
+            object.__setattr__(self, "resource", _column("resource", np.full(n, -1)))
+        for name in ("delay_s", "amount", "cap", "weight", "resource"):
             _check_length(name, len(getattr(self, name)), n, "one row a task, as start_s has")
         for name in ("start_s", "delay_s", "amount", "capacity"):
             _check_rows(name, getattr(self, name), lambda x: (x >= 0) & np.isfinite(x), "finite and >= 0")
@@ -73,6 +87,9 @@ class TaskGraph:
         n_links = len(self.capacity)
         _check_rows("route_links", self.route_links, lambda x: (x >= 0) & (x < n_links), f"a link in 0..{n_links - 1}")
         owner = np.repeat(np.arange(n), np.diff(self.dep_ptr))
+        n_resources = len(self.n_slots)
+        _check_rows("resource", self.resource, lambda x: (x >= -1) & (x < n_resources), f"-1 (none) or one of {n_resources}")
+        _check_rows("n_slots", self.n_slots, lambda x: x > 0, "> 0")
         _check_rows("dep_tasks", self.dep_tasks, lambda x: (x >= 0) & (x < owner), "a task before its own index")
         self._check_can_finish()
 
@@ -138,7 +155,9 @@ def merge_dependencies(*sets: Csr) -> Csr:
         _check_length("dep_ptr", len(ptr), n + 1, "every set over the same tasks")
         owner = np.repeat(np.arange(n, dtype=np.int64), np.diff(ptr))
         pairs.append(owner * n + tasks)
-    merged = np.unique(np.concatenate(pairs))
+    # Sorted, not np.unique, which hashes and takes several times as long for millions of pairs (NumPy 2.3).
+    merged = np.sort(np.concatenate(pairs))
+    merged = merged[np.diff(merged, prepend=-1) != 0]
     owner, tasks = np.divmod(merged, max(n, 1))
     return _pointers(np.bincount(owner, minlength=n)), tasks.astype(np.int32)
 

@@ -62,6 +62,41 @@ def test_max_min_rates_between_the_events_move_every_amount_exactly(graph: TaskG
 
 @given(graphs())
 @settings(max_examples=100, deadline=None)
+def test_no_link_moves_more_in_any_span_of_time_than_its_capacity_allows(graph: TaskGraph) -> None:
+    result = simulate(graph, compiled=False)
+
+    for first_s, last_s in itertools.product(result.start_s, result.finish_s):
+        within = (result.start_s >= first_s) & (result.finish_s <= last_s)
+        owner = np.repeat(np.arange(graph.n_tasks), np.diff(graph.route_ptr))
+        moved = np.bincount(graph.route_links, (graph.amount * within)[owner], graph.n_links)
+        assert (moved <= graph.capacity * max(last_s - first_s, 0.0) * (1 + 1e-9) + 1e-9).all()
+
+
+@given(graphs())
+@settings(max_examples=100, deadline=None)
+def test_no_flow_is_faster_than_its_cap_and_its_slowest_link_allow(graph: TaskGraph) -> None:
+    result = simulate(graph, compiled=False)
+
+    for task in range(graph.n_tasks):
+        route = graph.route_links[graph.route_ptr[task] : graph.route_ptr[task + 1]]
+        fastest = min([graph.cap[task], *graph.capacity[route]])
+        assert result.finish_s[task] - result.start_s[task] >= graph.amount[task] / fastest * (1 - 1e-9) - 1e-12
+
+
+@given(graphs(with_deps=False), st.floats(1.0, 10.0))
+@settings(max_examples=100, deadline=None)
+def test_more_capacity_makes_no_flow_of_a_single_bottleneck_later(graph: TaskGraph, factor: float) -> None:
+    # All flows cross one link, and no other can be full. With several bottlenecks, or with dependencies, this is no law.
+    routes = [[0] if amount > 0 else [] for amount in graph.amount]
+    one = graph_of([1.0], routes, graph.amount.tolist(), start_s=graph.start_s.tolist(), cap=[9.0] * len(routes))
+
+    wider = simulate(dataclasses.replace(one, capacity=one.capacity * factor), compiled=False)
+
+    assert (wider.finish_s <= simulate(one, compiled=False).finish_s * (1 + 1e-9)).all()
+
+
+@given(graphs())
+@settings(max_examples=100, deadline=None)
 def test_a_task_is_ready_after_its_dependencies_starts_after_its_delay_and_then_finishes(graph: TaskGraph) -> None:
     result = simulate(graph, compiled=False)
 
@@ -128,25 +163,30 @@ def test_units_of_amount_and_of_time_change_no_bit(graph: TaskGraph, exponent: i
     assert simulate(slower, compiled=False).finish_s.tobytes() == (result.finish_s * scale).tobytes()
 
 
-@given(graphs(max_tasks=24), st.sampled_from([0.0, 0.1]))
+@given(graphs(max_tasks=24), st.integers(0, 2), st.sampled_from([0.0, 0.1]))
 @settings(max_examples=100, deadline=None)
-def test_the_compiled_kernel_gives_the_bits_of_the_plain_one(graph: TaskGraph, tolerance: float) -> None:
+def test_the_compiled_kernel_gives_the_bits_of_the_plain_one(graph: TaskGraph, n_resources: int, tolerance: float) -> None:
     pytest.importorskip("numba")
+    resource = np.arange(graph.n_tasks) % (n_resources + 2) - 2  # some have none
+    graph = dataclasses.replace(graph, resource=np.maximum(resource, -1), n_slots=np.arange(1, n_resources + 1))
 
     compiled = simulate(graph, tolerance=tolerance, compiled=True)
 
     assert bits(compiled) == bits(simulate(graph, tolerance=tolerance, compiled=False))
 
 
-@given(graphs(with_deps=False, same_start=True), st.sampled_from([0.01, 0.2, 0.9]))
-@settings(max_examples=100, deadline=None)
-def test_with_a_tolerance_no_flow_is_let_off_more_than_that_share_of_its_amount(graph: TaskGraph, tolerance: float) -> None:
+@given(st.lists(AMOUNTS.filter(lambda amount: amount > 0), min_size=1, max_size=12), st.sampled_from([0.01, 0.05]))
+@settings(max_examples=200, deadline=None)
+def test_with_a_tolerance_flows_that_share_one_link_end_near_their_time(amount: list[float], tolerance: float) -> None:
+    graph = graph_of([2.0], [[0]] * len(amount), amount)
+
     result = simulate(graph, tolerance=tolerance, compiled=False)
 
-    assert result.reached_tolerance <= tolerance
-    served = served_amounts(graph, result)
-    assert (served >= graph.amount * (1 - result.reached_tolerance) - 1e-9).all()
-    assert (served <= graph.amount + 1e-9).all()
+    # Flows that a batch ends keep the rate of its first: at most the batch's width late. A batch of b of n flows misplaces at
+    # most b / n of the link for tolerance of the time until now, and the sum of b / n over all batches is at most 1 + 1/2 + ...
+    harmonic = sum(1 / k for k in range(1, len(amount) + 1))
+    limit = tolerance * (harmonic + 2 / (1 - tolerance))
+    np.testing.assert_allclose(result.finish_s, simulate(graph, compiled=False).finish_s, rtol=limit)
 
 
 @given(graphs(), st.sampled_from([0.01, 0.2]))
@@ -154,7 +194,7 @@ def test_with_a_tolerance_no_flow_is_let_off_more_than_that_share_of_its_amount(
 def test_with_a_tolerance_tasks_still_follow_their_dependencies(graph: TaskGraph, tolerance: float) -> None:
     result = simulate(graph, tolerance=tolerance, compiled=False)
 
-    assert result.reached_tolerance <= tolerance
+    assert result.reached_tolerance <= tolerance * (1 + 1e-9)
     assert (result.start_s >= result.ready_s + graph.delay_s).all()
     assert (result.finish_s >= result.start_s).all()
     for task in range(graph.n_tasks):
