@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import shardroute.topologies as package
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import load_machine
-from shardroute.topologies.topologies import Topology, build_topology, topology_from_dict, topology_to_dict
+from shardroute.topologies.topologies import Topology, build_topology, join_topologies, topology_from_dict, topology_to_dict
 
 
 def test_the_package_offers_these_names() -> None:
@@ -20,7 +20,7 @@ def test_the_package_offers_these_names() -> None:
     assert set(package.__all__) == {
         *("Calibration", "Figure", "Machine", "MachineKind", "PathCost", "Topology"),
         *("InfeasibleError", "InputError", "PlanError", "RunError", "ShardrouteError"),
-        *("build_topology", "topology_from_dict", "topology_to_dict"),
+        *("build_topology", "join_topologies", "topology_from_dict", "topology_to_dict"),
         *("load_machine", "machine_from_dict", "machine_names", "machine_to_dict", "parse_machine"),
         *("calibration_figure", "calibration_from_dict", "calibration_from_figures", "calibration_names"),
         *("calibration_to_dict", "check_calibration", "default_calibration", "load_calibration"),
@@ -161,3 +161,48 @@ def test_impossible_nics_are_refused(own) -> None:
 def test_more_gpus_than_any_cluster_has_are_refused_before_a_column_is_made() -> None:
     with pytest.raises(InputError, match="expected 1 to 1048576 GPUs in whole units of 8, found 8000000"):
         build_topology(load_machine("dgx-h100"), 10**6)
+
+def test_machines_of_several_kinds_are_numbered_one_after_the_other() -> None:
+    h100, gb200 = load_machine("dgx-h100"), load_machine("gb200-nvl72")
+
+    joined = join_topologies([build_topology(h100, 2), build_topology(gb200, 1)])
+
+    assert joined.n_gpus == 16 + 72
+    assert joined.domain.tolist() == [0] * 8 + [1] * 8 + [2] * 72
+    assert joined.host.tolist()[14:22] == [1, 1, 2, 2, 2, 2, 3, 3]
+    assert joined.nvlink_Bps[15] == h100.nvlink_Bps
+    assert joined.nvlink_Bps[16] == gb200.nvlink_Bps
+    assert joined.nic_Bps[[0, 87]].tolist() == [h100.gpu_nic_Bps, gb200.gpu_nic_Bps]
+    assert joined.title == "dgx-h100 x 2 + gb200-nvl72 x 1"
+
+
+def test_joining_keeps_own_nics_and_folds_equal_neighbours() -> None:
+    h100 = load_machine("dgx-h100")
+    slow = replace(build_topology(h100, 1), own_nic_Bps=((2, 1e9),))
+
+    joined = join_topologies([slow, slow])
+
+    assert joined == replace(build_topology(h100, 2), own_nic_Bps=((2, 1e9), (10, 1e9)))
+    assert hash(joined) == hash(replace(build_topology(h100, 2), own_nic_Bps=((2, 1e9), (10, 1e9))))
+
+
+def test_a_joined_topology_survives_a_file_and_a_pickle() -> None:
+    joined = join_topologies([build_topology(load_machine("dgx-h100"), 1), build_topology(load_machine("gb200-nvl72"), 2)])
+
+    for copy in (topology_from_dict(json.loads(json.dumps(topology_to_dict(joined)))), pickle.loads(pickle.dumps(joined))):
+        assert copy == joined
+        assert copy.domain.tolist() == joined.domain.tolist()
+
+
+@pytest.mark.parametrize("parts", [("dgx-h100", "cpu-processes"), ("cpu-processes", "dgx-h100")])
+def test_machines_that_share_no_fabric_are_not_joined(parts) -> None:
+    with pytest.raises(InputError, match="don't go together"):
+        join_topologies([build_topology(load_machine(name), 1) for name in parts])
+
+
+def test_one_fabric_has_one_oversubscription() -> None:
+    h100 = load_machine("dgx-h100")
+    thin = replace(h100, name="thin", oversubscription=2.0, figures=())
+
+    with pytest.raises(InputError, match=r"oversubscription 1.*thin.*2"):
+        join_topologies([build_topology(h100, 1), build_topology(thin, 1)])

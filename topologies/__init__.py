@@ -25,7 +25,7 @@ from shardroute.topologies.machines import (
     machine_to_dict,
     parse_machine,
 )
-from shardroute.topologies.topologies import Topology, build_topology, topology_from_dict, topology_to_dict
+from shardroute.topologies.topologies import Topology, build_topology, join_topologies, topology_from_dict, topology_to_dict
 from shardroute.topologies.units import (
     format_bandwidth,
     format_bytes,
@@ -58,6 +58,7 @@ __all__ = [
     "format_bandwidth",
     "format_bytes",
     "format_seconds",
+    "join_topologies",
     "load_calibration",
     "load_machine",
     "machine_from_dict",

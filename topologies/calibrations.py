@@ -3,8 +3,6 @@
 A prediction names the calibration that it used; there is no silent default.
 """
 
-import difflib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,54 +11,51 @@ from typing import Final
 
 import msgspec
 
-from shardroute.topologies.documents import (
-    FigureRecord,
-    FigureTable,
-    convert,
-    listed_tables,
-    plain,
-    read_toml,
+from shardroute.topologies.calibration_files import (
+    QUANTITIES,
+    CalibrationDocument,
+    read_calibration_file,
+    write_calibration_file,
 )
+from shardroute.topologies.collectives import CollectiveCurve
+from shardroute.topologies.costs import (
+    COST_TABLES,
+    CollectiveCost,
+    ControlCost,
+    Cost,
+    MemoryCost,
+    P2pCost,
+    PathCost,
+    PutCost,
+    SumCost,
+    TileCost,
+    cost_from_values,
+    cost_values,
+)
+from shardroute.topologies.documents import FigureRecord, convert, plain, unknown_name
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.figures import (
-    Figure,
-    Quantity,
-    check_figures,
-    figure_value,
-    read_figure,
-    write_figure,
-)
-from shardroute.topologies.files import check_writable, write_file
+from shardroute.topologies.figures import Figure, Quantity, check_figures, write_figure
+from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine, MachineKind
 
+__all__ = [
+    "Calibration",
+    "PathCost",
+    "calibration_figure",
+    "calibration_from_dict",
+    "calibration_from_figures",
+    "calibration_names",
+    "calibration_to_dict",
+    "check_calibration",
+    "check_calibration_path",
+    "default_calibration",
+    "least_start_s",
+    "load_calibration",
+    "nominal_calibration",
+    "save_calibration",
+]
+
 _FOLDER: Final = Path(__file__).parent / "calibrations"
-
-_QUANTITIES: Final[Mapping[str, Quantity]] = {
-    "nvlink.latency": Quantity.SECONDS,
-    "nvlink.efficiency": Quantity.EFFICIENCY,
-    "nic.latency": Quantity.SECONDS,
-    "nic.efficiency": Quantity.EFFICIENCY,
-    "step.launch": Quantity.SECONDS,
-    "step.piece": Quantity.SECONDS,
-    "step.wait": Quantity.SECONDS,
-    "step.run": Quantity.SECONDS,
-    "cpu.cores": Quantity.CORES,
-    "cpu.copy_bandwidth": Quantity.BANDWIDTH,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class PathCost:
-    """Cost of a copy over a path: latency_s, then bytes at efficiency x nominal bandwidth (0 < it <= 1)."""
-
-    latency_s: float
-    efficiency: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
-            raise InputError(f"latency: expected seconds from 0, found {self.latency_s!r}")
-        if not 0 < self.efficiency <= 1:
-            raise InputError(f"efficiency: expected a number above 0 and up to 1, found {self.efficiency!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +67,9 @@ class Calibration:
     cores copy at once and copy_Bps the bytes per second that one of them copies, strided boxes included. wait_s
     is the CPU time to sleep and be woken for a step that waits for another rank's, run_s that of each contiguous
     run of memory that a strided box lies in (both for kind CPU; on GPUs they are part of latency and bandwidth).
+    p2p, put and memory say more about a GPU machine's copies, collectives and curves about its collectives; where they
+    are None or empty, copies are latency and bandwidth and collectives are reckoned from links. attend_*, grad_* and sums
+    are what attention takes on CPUs, by dtype; GPUs' rates of computation are in shardroute.planner.steps.
     A calibration holds nvlink and nic, or cores and copy_Bps, or all four; anything else, and a figure that
     disagrees with its number, raises InputError.
     """
@@ -89,6 +87,17 @@ class Calibration:
     figures: tuple[Figure, ...] = ()
     wait_s: float = 0.0
     run_s: float = 0.0
+    p2p: P2pCost | None = None
+    put: PutCost | None = None
+    memory: MemoryCost | None = None
+    collectives: CollectiveCost | None = None
+    control: ControlCost | None = None
+    attend_f32: TileCost | None = None
+    grad_f32: TileCost | None = None
+    attend_f64: TileCost | None = None
+    grad_f64: TileCost | None = None
+    sums: SumCost | None = None
+    curves: tuple[CollectiveCurve, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -99,47 +108,14 @@ class Calibration:
                     "expected the tables nvlink and nic (GPUs) or cpu (processes), found neither"
                 )
             for key, value in _values(self).items():
-                least_open = _QUANTITIES[key] in (Quantity.CORES, Quantity.BANDWIDTH)
+                least_open = QUANTITIES[key] in (Quantity.CORES, Quantity.BANDWIDTH)
                 if not math.isfinite(value) or value < 0 or (least_open and value == 0):
                     raise InputError(
                         f"{key}: expected a number {'above' if least_open else 'from'} 0, found {value!r}"
                     )
-            check_figures(self.figures, _QUANTITIES, _values(self))
+            check_figures(self.figures, QUANTITIES, _values(self))
         except InputError as error:
             raise InputError(f"calibration of {self.machine}: {error}") from None
-
-
-class _PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    latency: FigureTable
-    efficiency: FigureTable
-
-
-class _StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    launch: FigureTable
-    piece: FigureTable
-    wait: FigureTable | None = None
-    run: FigureTable | None = None
-
-
-class _CpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    cores: FigureTable
-    copy_bandwidth: FigureTable
-
-
-class _CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    machine: str
-    library: str
-    measured: str
-    versions: str
-    step: _StepTable
-    nvlink: _PathTable | None = None
-    nic: _PathTable | None = None
-    cpu: _CpuTable | None = None
-
-
-class _PathRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    latency_s: float
-    efficiency: float
 
 
 class _CalibrationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,8 +123,8 @@ class _CalibrationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     library: str
     measured: str
     versions: str
-    nvlink: _PathRecord | None
-    nic: _PathRecord | None
+    nvlink: PathCost | None
+    nic: PathCost | None
     launch_s: float
     piece_s: float
     cores: float | None
@@ -156,6 +132,17 @@ class _CalibrationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     figures: list[FigureRecord]
     wait_s: float = 0.0
     run_s: float = 0.0
+    p2p: P2pCost | None = None
+    put: PutCost | None = None
+    memory: MemoryCost | None = None
+    collectives: CollectiveCost | None = None
+    control: ControlCost | None = None
+    attend_f32: TileCost | None = None
+    grad_f32: TileCost | None = None
+    attend_f64: TileCost | None = None
+    grad_f64: TileCost | None = None
+    sums: SumCost | None = None
+    curves: tuple[CollectiveCurve, ...] = ()
 
 
 def calibration_names() -> tuple[str, ...]:
@@ -173,12 +160,7 @@ def load_calibration(name_or_path: str) -> Calibration:
         return _calibration_from_file(Path(name_or_path).expanduser())
     names = calibration_names()
     if name_or_path not in names:
-        close = difflib.get_close_matches(name_or_path, names, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise InputError(
-            f"unknown calibration {name_or_path!r}{hint}; known calibrations: {', '.join(names)}; "
-            "or give a path that ends in .toml"
-        )
+        raise unknown_name("calibration", name_or_path, names)
     return _calibration_from_file(_FOLDER / f"{name_or_path}.toml")
 
 
@@ -216,15 +198,20 @@ def calibration_figure(key: str, value: float, source: str) -> Figure:
 
     Raises InputError for an unknown key or an impossible value.
     """
-    if key not in _QUANTITIES:
-        raise InputError(f"{key}: unknown figure; expected one of {', '.join(_QUANTITIES)}")
-    return write_figure(key, _QUANTITIES[key], value, source)
+    if key not in QUANTITIES:
+        raise InputError(f"{key}: unknown figure; expected one of {', '.join(QUANTITIES)}")
+    return write_figure(key, QUANTITIES[key], value, source)
 
 
 def calibration_from_figures(
-    machine: str, library: str, measured: str, versions: str, figures: Iterable[Figure]
+    machine: str,
+    library: str,
+    measured: str,
+    versions: str,
+    figures: Iterable[Figure],
+    curves: Iterable[CollectiveCurve] = (),
 ) -> Calibration:
-    """Return the calibration that the figures state; how a measuring program makes one.
+    """Return the calibration that the figures and curves state; how a measuring program makes one.
 
     Raises InputError for an unknown or missing figure.
     """
@@ -233,13 +220,16 @@ def calibration_from_figures(
     for key in ("step.launch", "step.piece"):
         if key not in value:
             raise InputError(f"calibration of {machine}: {key}: missing")
+    try:
+        costs = {table: cost_from_values(table, value) for table in COST_TABLES}
+    except InputError as error:
+        raise InputError(f"calibration of {machine}: {error}") from None
     return Calibration(
         machine=machine,
         library=library,
         measured=measured,
         versions=versions,
-        nvlink=_path_cost(value, "nvlink"),
-        nic=_path_cost(value, "nic"),
+        **costs,  # type: ignore[arg-type]  # each table's own class, by COST_TABLES
         launch_s=value["step.launch"],
         piece_s=value["step.piece"],
         wait_s=value.get("step.wait", 0.0),
@@ -247,6 +237,7 @@ def calibration_from_figures(
         cores=value.get("cpu.cores"),
         copy_Bps=value.get("cpu.copy_bandwidth"),
         figures=figures,
+        curves=tuple(curves),
     )
 
 
@@ -261,6 +252,22 @@ def check_calibration(calibration: Calibration, machine: Machine) -> None:
         )
 
 
+def least_start_s(calibration: Calibration, *, between_domains: bool) -> float:
+    """The least time before anything between two GPUs flows, by whatever library; 0 without costs of GPUs."""
+    path = calibration.nic if between_domains else calibration.nvlink
+    if path is None:
+        return 0.0
+    starts = [calibration.launch_s + path.latency_s]
+    if calibration.p2p is not None and not between_domains:
+        starts += [calibration.p2p.start_s, calibration.p2p.small_start_s]
+    if calibration.put is not None:
+        starts.append(calibration.put.far_start_s if between_domains else calibration.put.start_s)
+    if calibration.collectives is not None:
+        # NCCL's tuning model reckons with less for a small collective than for a send and receive, but never with less than this.
+        starts.append(calibration.launch_s)
+    return min(starts)
+
+
 def save_calibration(calibration: Calibration, path: Path | str) -> None:
     """Write the calibration as a TOML file that load_calibration reads back as an equal value.
 
@@ -273,24 +280,15 @@ def save_calibration(calibration: Calibration, path: Path | str) -> None:
         raise InputError(
             f"{path}: no source for {', '.join(missing)}; add a figure for each (calibration_figure)"
         )
-    lines = [
-        f"{key} = {_toml(text)}"
-        for key, text in (
-            ("machine", calibration.machine),
-            ("library", calibration.library),
-            ("measured", calibration.measured),
-            ("versions", calibration.versions),
-        )
-    ]
-    table = ""
-    for figure in calibration.figures:
-        name, key = figure.key.split(".")
-        if name != table:
-            lines += ["", f"[{name}]"]
-            table = name
-        value = _toml(figure_value(figure, _QUANTITIES[figure.key]))
-        lines.append(f"{key} = {{ value = {value}, source = {_toml(figure.source)} }}")
-    write_file(path, ("\n".join(lines) + "\n").encode(), "the calibration")
+    document = CalibrationDocument(
+        calibration.machine,
+        calibration.library,
+        calibration.measured,
+        calibration.versions,
+        calibration.figures,
+        calibration.curves,
+    )
+    write_calibration_file(document, path)
 
 
 def check_calibration_path(path: Path | str) -> None:
@@ -308,41 +306,22 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, object]:
 def calibration_from_dict(data: Mapping[str, object]) -> Calibration:
     """Return the calibration that calibration_to_dict wrote; InputError, with the key, if it doesn't fit."""
     record = convert(dict(data), _CalibrationRecord, "calibration")
-    return Calibration(
-        machine=record.machine,
-        library=record.library,
-        measured=record.measured,
-        versions=record.versions,
-        nvlink=_path_from_record(record.nvlink),
-        nic=_path_from_record(record.nic),
-        launch_s=record.launch_s,
-        piece_s=record.piece_s,
-        wait_s=record.wait_s,
-        run_s=record.run_s,
-        cores=record.cores,
-        copy_Bps=record.copy_Bps,
-        figures=tuple(figure.to_figure() for figure in record.figures),
-    )
+    content = msgspec.structs.asdict(record)
+    return Calibration(**content | {"figures": tuple(figure.to_figure() for figure in record.figures)})
 
 
 def _calibration_from_file(path: Path) -> Calibration:
-    file = read_toml(path, _CalibrationFile)
-    tables = {"nvlink": file.nvlink, "nic": file.nic, "step": file.step, "cpu": file.cpu}
+    file = read_calibration_file(path)
     try:
-        figures = [read_figure(key, _QUANTITIES[key], t.value, t.source) for key, t in listed_tables(tables)]
-        return calibration_from_figures(file.machine, file.library, file.measured, file.versions, figures)
+        return calibration_from_figures(file.machine, file.library, file.measured, file.versions, file.figures, file.curves)
     except InputError as error:
         raise InputError(f"{path.name}: {error}") from None
 
 
-def _path_cost(value: Mapping[str, float], path: str) -> PathCost | None:
-    latency_s, efficiency = value.get(f"{path}.latency"), value.get(f"{path}.efficiency")
-    _check_pair(f"{path}.latency", latency_s, f"{path}.efficiency", efficiency)
-    return None if latency_s is None or efficiency is None else PathCost(latency_s, efficiency)
-
-
-def _path_from_record(record: _PathRecord | None) -> PathCost | None:
-    return None if record is None else PathCost(record.latency_s, record.efficiency)
+def _costs(calibration: Calibration) -> dict[str, Cost]:
+    """The cost tables that the calibration holds, by name."""
+    found = {table: getattr(calibration, table) for table in COST_TABLES}
+    return {table: cost for table, cost in found.items() if cost is not None}
 
 
 def _check_pair(name: str, value: object, other_name: str, other: object) -> None:
@@ -359,14 +338,8 @@ def _values(calibration: Calibration) -> dict[str, float]:
         for key, value in (("step.wait", calibration.wait_s), ("step.run", calibration.run_s))
         if value != 0 or key in given
     }
-    for name, cost in (("nvlink", calibration.nvlink), ("nic", calibration.nic)):
-        if cost is not None:
-            values |= {f"{name}.latency": cost.latency_s, f"{name}.efficiency": cost.efficiency}
+    for table, cost in _costs(calibration).items():
+        values |= cost_values(table, cost)
     if calibration.cores is not None and calibration.copy_Bps is not None:
         values |= {"cpu.cores": calibration.cores, "cpu.copy_bandwidth": calibration.copy_Bps}
     return values
-
-
-def _toml(value: str | int | float) -> str:
-    # TOML's basic strings are JSON's, but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

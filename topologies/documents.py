@@ -1,8 +1,9 @@
 """The file edge: TOML and plain dicts become checked structs, or one InputError with the key's path."""
 
+import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeVar, get_args
@@ -46,6 +47,13 @@ class FigureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def to_figure(self) -> Figure:
         """Return the value that the rest of the package sees."""
         return Figure(self.key, self.text, self.value, self.source)
+
+
+def unknown_name(what: str, name: str, known: Sequence[str]) -> InputError:
+    """The InputError for a shipped machine, calibration, ... that isn't there: it names those that are, and one that is close."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return InputError(f"unknown {what} {name!r}{hint}; known {what}s: {', '.join(known)}; or give a path that ends in .toml")
 
 
 def read_toml(path: Path, kind: type[_S]) -> _S:

@@ -3,7 +3,6 @@
 A machine is a kind of unit (a DGX, a rack, a process), not a cluster: build_topology makes n of them.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from shardroute.topologies.documents import (
     listed_tables,
     plain,
     read_toml,
+    unknown_name,
 )
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure, Quantity, check_figures, read_figure
@@ -173,12 +173,7 @@ def load_machine(name_or_path: str) -> Machine:
         return _machine_from_file(Path(name_or_path).expanduser())
     names = machine_names()
     if name_or_path not in names:
-        close = difflib.get_close_matches(name_or_path, names, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise InputError(
-            f"unknown machine {name_or_path!r}{hint}; known machines: {', '.join(names)}; "
-            "or give a path that ends in .toml"
-        )
+        raise unknown_name("machine", name_or_path, names)
     return _machine_from_file(_FOLDER / f"{name_or_path}.toml")
 
 
