@@ -8,6 +8,7 @@ print(predict(plan, default_calibration("dgx-h100")).predicted_s)
 
 from shardroute.planner.check import Proof, check
 from shardroute.planner.compare import Comparison, compare
+from shardroute.planner.critical_paths import critical_path
 from shardroute.planner.layouts import (
     Fragments,
     Layout,
@@ -22,6 +23,7 @@ from shardroute.planner.layouts import (
     parse_spec,
     place,
 )
+from shardroute.planner.parts import RankPart, load_part, part_of
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem, one_tensor
@@ -34,6 +36,7 @@ from shardroute.planner.routing.replans import replan
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
+from shardroute.planner.traces import trace
 
 __all__ = [
     "STRATEGIES",
@@ -48,6 +51,7 @@ __all__ = [
     "Prediction",
     "Problem",
     "Proof",
+    "RankPart",
     "RefitSummary",
     "Replicate",
     "Shard",
@@ -58,7 +62,9 @@ __all__ = [
     "check",
     "choose",
     "compare",
+    "critical_path",
     "load_model",
+    "load_part",
     "load_plan",
     "load_timeline",
     "make_plan",
@@ -66,6 +72,7 @@ __all__ = [
     "one_tensor",
     "overlap",
     "parse_spec",
+    "part_of",
     "place",
     "predict",
     "refit_problem",
@@ -73,4 +80,5 @@ __all__ = [
     "report",
     "save_plan",
     "save_timeline",
+    "trace",
 ]

@@ -1,12 +1,14 @@
 """A bare tensor and its layouts as a user types them: `256,2048,7168`, `dp=8,tp=32`, `R,S1`, `0-15`."""
 
 import re
+from collections.abc import Sequence
 
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.placements import Partial, Placement, parse_placement
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import parse_bandwidth
 
 
 def tensor_problem(
@@ -80,6 +82,18 @@ def parse_ranks(option: str, text: str) -> list[int]:
             raise InputError(f"{option} {text!r}: {item.strip()!r} must rise and stay below {MAX_RANKS}")
         ranks.extend(range(first, last + 1))
     return ranks
+
+
+def parse_nics(option: str, texts: Sequence[str]) -> dict[int, float]:
+    """`["17=25GB/s", "16-23=200Gb/s"]` -> bytes per second by GPU; what comes later holds. 0 is a NIC that is down."""
+    nics: dict[int, float] = {}
+    for text in texts:
+        gpus, equals, rate = text.partition("=")
+        if not equals:
+            raise InputError(f"{option} {text!r}: expected GPUs and what their NICs carry, such as 16-23=200Gb/s")
+        nic_Bps = 0.0 if rate.strip() == "0" else parse_bandwidth(rate.strip())
+        nics.update(dict.fromkeys(parse_ranks(option, gpus), nic_Bps))
+    return nics
 
 
 def _mesh(axes: dict[str, int], ranks: str | None, option: str, first: int) -> Mesh:

@@ -37,15 +37,21 @@ class Proof:
 
 
 def check(plan: Plan) -> Proof:
-    """Prove that the plan delivers. Raises PlanError naming the tensor, box, rank or step that is wrong."""
+    """Prove that the plan delivers, or computes its attention call. Raises PlanError naming the tensor, box, rank or step that is
+    wrong.
+    """
+    if plan.attention is not None:
+        from shardroute.planner.ring.proofs import check_attention  # which builds on this module
+
+        return check_attention(plan)
     try:
         check_memory(plan.problem.tensors, plan.problem.target)
     except InputError as error:
         raise PlanError(str(error)) from error
-    tables = _Tables(plan)
+    tables = PieceTables(plan)
     deliveries = _deliveries(plan, tables)
     _check_relays(plan, tables, deliveries)
-    _check_waits(plan)
+    check_waits(plan)
     _check_slots(plan)
     n_bytes = int(tables.piece_bytes[deliveries.piece].sum())
     return Proof(len(deliveries.step), n_bytes)
@@ -79,7 +85,7 @@ class _Rows:
     piece: Ints
 
 
-class _Tables:
+class PieceTables:
     """Pieces of all tensors numbered through, with who holds and who needs each: `held` and `needed`, bool[n_rows, n_columns].
 
     A row is a piece of a class; `column` gives that of each rank, and those that neither side uses share the last.
@@ -185,15 +191,15 @@ def _check_filled(target: Fragments, boxes: Boxes) -> None:
             raise PlanError(f"the plan's pieces don't fill the needed box {box_text(lo, hi)}")
 
 
-def _rows(plan: Plan, tables: _Tables, steps: Ints, ranks: NDArray[np.integer]) -> _Rows:
+def _rows(plan: Plan, tables: PieceTables, steps: Ints, ranks: NDArray[np.integer]) -> _Rows:
     entry, owner = ranges(plan.bundles.ptr, plan.steps.bundle[steps])
     return _Rows(steps[owner], ranks[owner].astype(np.int64), tables.entry_piece[entry].astype(np.int64))
 
 
-def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
+def _deliveries(plan: Plan, tables: PieceTables) -> _Rows:
     """All deliveries to destination weights, proved to be needed, complete and single."""
     steps = plan.steps
-    from_source = np.flatnonzero((steps.src_at == SOURCE) & (steps.op != Op.ALL_GATHER))
+    from_source = np.flatnonzero((steps.src_at == SOURCE) & (steps.src >= 0))
     reads = _rows(plan, tables, from_source, steps.src[from_source])
     wrong = ~tables.held[tables.class_row[reads.piece], tables.column[reads.rank]]
     if wrong.any():
@@ -208,10 +214,10 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
         if not held.all():
             piece = int(tables.entry_piece[row][np.argmin(held)])
             raise PlanError(f"step {step}: no rank of the all-gather holds {tables.name(plan, piece)}")
-    if ((steps.dst_at == TARGET) & (steps.op != Op.COPY)).any():
+    if ((steps.dst_at == TARGET) & (steps.op != Op.COPY) & (steps.op != Op.BARRIER)).any():
         raise PlanError("a collective must deliver to a staging slot")
 
-    arriving = np.flatnonzero(steps.dst_at == TARGET)
+    arriving = np.flatnonzero((steps.dst_at == TARGET) & (steps.op == Op.COPY))
     found = _rows(plan, tables, arriving, steps.dst[arriving])
     order = np.lexsort((found.rank, found.piece))
     found = _Rows(found.step[order], found.rank[order], found.piece[order])
@@ -239,7 +245,7 @@ def _deliveries(plan: Plan, tables: _Tables) -> _Rows:
     return found
 
 
-def _check_relays(plan: Plan, tables: _Tables, deliveries: _Rows) -> None:
+def _check_relays(plan: Plan, tables: PieceTables, deliveries: _Rows) -> None:
     """A read of destination weights must wait for the delivery of that piece to that rank."""
     steps = plan.steps
     relaying = np.flatnonzero(steps.src_at == TARGET)
@@ -261,62 +267,70 @@ def _check_relays(plan: Plan, tables: _Tables, deliveries: _Rows) -> None:
         raise PlanError(f"step {step} relays what step {delivery} delivers, but doesn't wait for it")
 
 
-def _check_waits(plan: Plan) -> None:
+def check_waits(plan: Plan) -> None:
     """Whoever drives a step must itself take part in the steps that it waits for, else it can't know that they are complete."""
     steps = plan.steps
     owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))
-    copy = (steps.op[owner] == Op.COPY) & (steps.op[steps.after] == Op.COPY)
-    driver = steps.src[owner]
-    blind = copy & (steps.src[steps.after] != driver) & (steps.dst[steps.after] != driver)
-    for i in np.flatnonzero(~copy).tolist():
-        ours, theirs = (
-            _members(plan, int(owner[i]), driving=True),
-            _members(plan, int(steps.after[i]), driving=False),
-        )
-        blind[i] = ours.isdisjoint(theirs)
+    after = steps.after
+    ours, theirs = steps.op[owner] == Op.COPY, steps.op[after] == Op.COPY
+    blind = ours & theirs & (steps.src[after] != steps.src[owner]) & (steps.dst[after] != steps.src[owner])
+    blind |= ours & ~theirs & ~_in_group(plan, steps.group[after], steps.src[owner])
+    blind |= ~ours & theirs & ~(
+        _in_group(plan, steps.group[owner], steps.src[after]) | _in_group(plan, steps.group[owner], steps.dst[after])
+    )
+    apart: dict[tuple[int, int], bool] = {}
+    for i in np.flatnonzero(~ours & ~theirs).tolist():
+        pair = int(steps.group[owner[i]]), int(steps.group[after[i]])
+        if pair not in apart:
+            apart[pair] = not len(np.intersect1d(plan.group(pair[0]), plan.group(pair[1])))
+        blind[i] = apart[pair]
     if blind.any():
         i = int(np.argmax(blind))
-        raise PlanError(f"step {owner[i]} waits for step {steps.after[i]}, in which none of its driving ranks takes part")
+        raise PlanError(f"step {owner[i]} waits for step {after[i]}, in which none of its driving ranks takes part")
 
 
-def _members(plan: Plan, step: int, *, driving: bool) -> frozenset[int]:
-    steps = plan.steps
-    if steps.op[step] == Op.COPY:
-        return frozenset({int(steps.src[step])} | (set() if driving else {int(steps.dst[step])}))
-    return frozenset(plan.group(int(steps.group[step])).tolist())
+def _in_group(plan: Plan, group: NDArray[np.int32], rank: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Whether each rank is in each group; False for group -1."""
+    owner = np.repeat(np.arange(len(plan.group_ptr) - 1), np.diff(plan.group_ptr))
+    n_ranks = plan.problem.n_ranks
+    return np.isin(group.astype(np.int64) * n_ranks + rank, owner * n_ranks + plan.group_ranks)
+
+
+@dataclass(slots=True)
+class _Written:
+    """Bytes lo to hi of a slot: the step that wrote them last, its bundle, and who has to be done before they are overwritten."""
+
+    step: int
+    bundle: int
+    lo: int
+    hi: int
+    uses: list[int]
 
 
 def _check_slots(plan: Plan) -> None:
-    """Reads of a slot must find the piece where the last write put it; writes must wait for all use of what they overwrite."""
-    steps, bundles = plan.steps, plan.bundles
+    """Reads of a slot must find the piece where the last write put it; writes must wait for all use of what they overwrite.
+
+    Steps may write different bytes of one slot independently of each other; the bytes of a step are those from the first of its
+    bundle to the last.
+    """
+    steps = plan.steps
     staged = np.flatnonzero((steps.src_at >= 0) | (steps.dst_at >= 0))
-    layouts: dict[int, dict[tuple[int, int], int]] = {}
-
-    def layout(bundle: int) -> dict[tuple[int, int], int]:
-        if bundle not in layouts:
-            row = slice(bundles.ptr[bundle], bundles.ptr[bundle + 1])
-            keys = zip(bundles.tensor[row].tolist(), bundles.piece[row].tolist(), strict=True)
-            layouts[bundle] = dict(zip(keys, bundles.offset[row].tolist(), strict=True))
-        return layouts[bundle]
-
-    same: dict[tuple[int, int], bool] = {}
-    uses: dict[tuple[int, int], list[int]] = defaultdict(list)  # (rank, slot) -> the last write, or its readers
-    writer: dict[tuple[int, int], int] = {}
+    layouts = _Layouts(plan)
+    slots: dict[tuple[int, int], list[_Written]] = defaultdict(list)
     for step in staged.tolist():
         after = set(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
         bundle, src, src_at, dst_at = (int(c[step]) for c in (steps.bundle, steps.src, steps.src_at, steps.dst_at))
+        lo, hi = layouts.span(bundle)
         if src_at >= 0:
-            place = (src, src_at)
-            last = writer.get(place)
-            if last is None or last not in after:
-                raise PlanError(f"step {step} reads slot {src_at} of rank {src} without waiting for the step that fills it")
-            pair = (bundle, int(steps.bundle[last]))
-            if pair not in same:
-                held = layout(pair[1])
-                same[pair] = all(held.get(key) == offset for key, offset in layout(bundle).items())
-            if not same[pair]:
-                raise PlanError(f"step {step} reads pieces from slot {src_at} of rank {src} that step {last} didn't put there")
-            uses[place] = [*(use for use in uses[place] if use != last), step]  # who waits for a reader waits for the writer too
+            there = [w for w in slots[src, src_at] if w.lo < hi and lo < w.hi]
+            written = [w for w in there if w.step in after]
+            if not layouts.holds(tuple(w.bundle for w in written), bundle):
+                if not written or layouts.holds(tuple(w.bundle for w in there), bundle):
+                    raise PlanError(f"step {step} reads slot {src_at} of rank {src} without waiting for the step that fills it")
+                by = " and ".join(str(w.step) for w in written)
+                raise PlanError(f"step {step} reads pieces from slot {src_at} of rank {src} that step {by} didn't put there")
+            for w in written:  # who waits for a reader waits for the writer too
+                w.uses = [*(use for use in w.uses if use != w.step), step]
         if dst_at >= 0:
             _check_room(plan, step, bundle, dst_at)
             members = (
@@ -324,20 +338,62 @@ def _check_slots(plan: Plan) -> None:
                 if steps.op[step] == Op.COPY
                 else [r for r in plan.group(int(steps.group[step])).tolist() if r != src]
             )
-            for place in ((rank, dst_at) for rank in members):
-                if not _known_done(plan, after, uses[place]):
-                    raise PlanError(f"step {step} overwrites slot {dst_at} of rank {place[0]} without waiting for its last use")
-                uses[place], writer[place] = [step], step
+            for rank in members:
+                held = slots[rank, dst_at]
+                over = [w for w in held if w.lo < hi and lo < w.hi]
+                if not layouts.known_done(after, [use for w in over for use in w.uses]):
+                    raise PlanError(f"step {step} overwrites slot {dst_at} of rank {rank} without waiting for its last use")
+                slots[rank, dst_at] = [*(w for w in held if w not in over), _Written(step, bundle, lo, hi, [step])]
 
 
-def _known_done(plan: Plan, after: set[int], uses: list[int]) -> bool:
-    """Whether a step that waits for `after` waits for all `uses`: straight, or by a step of `after` that does (a credit)."""
-    steps = plan.steps
-    left = [use for use in uses if use not in after]
-    if not left:
-        return True
-    by_credit = {int(w) for step in after for w in steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]]}
-    return by_credit.issuperset(left)
+class _Layouts:
+    """Where the pieces of each bundle lie in a slot, and what steps wait for; each is worked out once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._layouts: dict[int, dict[tuple[int, int], int]] = {}
+        self._holds: dict[tuple[tuple[int, ...], int], bool] = {}
+        self._after: dict[int, frozenset[int]] = {}
+
+    def span(self, bundle: int) -> tuple[int, int]:
+        """The first byte of a bundle's pieces in a slot, and the end of the last; (0, 0) for an empty one."""
+        if bundle not in self._spans:
+            row = slice(self._plan.bundles.ptr[bundle], self._plan.bundles.ptr[bundle + 1])
+            start = self._plan.bundles.offset[row]
+            end = start + self._plan.entry_bytes[row]
+            self._spans[bundle] = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+        return self._spans[bundle]
+
+    def holds(self, written: tuple[int, ...], bundle: int) -> bool:
+        """Whether the bundles that were written hold all pieces of the other, where it has them."""
+        key = written, bundle
+        if key not in self._holds:
+            held = {k: v for one in written for k, v in self._layout(one).items()}
+            self._holds[key] = all(held.get(piece) == offset for piece, offset in self._layout(bundle).items())
+        return self._holds[key]
+
+    def _layout(self, bundle: int) -> dict[tuple[int, int], int]:
+        if bundle not in self._layouts:
+            bundles = self._plan.bundles
+            row = slice(bundles.ptr[bundle], bundles.ptr[bundle + 1])
+            keys = zip(bundles.tensor[row].tolist(), bundles.piece[row].tolist(), strict=True)
+            self._layouts[bundle] = dict(zip(keys, bundles.offset[row].tolist(), strict=True))
+        return self._layouts[bundle]
+
+    def known_done(self, after: set[int], uses: list[int]) -> bool:
+        """Whether a step that waits for `after` waits for all `uses`: straight, or by a step of `after` that does (a credit, a
+        barrier).
+        """
+        left = [use for use in uses if use not in after]
+        if not left:
+            return True
+        steps = self._plan.steps
+        for step in sorted(after):
+            if step not in self._after:
+                self._after[step] = frozenset(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
+            left = [use for use in left if use not in self._after[step]]
+        return not left
 
 
 def _check_room(plan: Plan, step: int, bundle: int, slot: int) -> None:

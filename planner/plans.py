@@ -7,6 +7,13 @@ Rules of meaning, on which simulating, checking and running all rest:
   BROADCAST and ALL_GATHER are driven by all ranks of their group together. A BROADCAST goes from `src` to every other rank of the
   group. In an ALL_GATHER every rank of the group ends with all of the bundle, its own part included; each piece comes from the
   first rank of the group that holds it in its source weights.
+- A BARRIER carries an empty bundle. Each rank of its group comes to it when the steps of its `after` list that the rank drives or
+  receives are complete; it is complete when all ranks of the group have come. So whoever waits for a barrier waits for its whole
+  `after` list.
+- A plan of an attention call (`Plan.attention`) computes, too. A COMPUTE is driven by the one rank of its group and carries an
+  empty bundle; its row of `Computes` says what it does to which *operands*, each a bundle at a place. In a REDUCE_SCATTER every
+  rank of the group brings all of the bundle, in one slot; the sum of each piece lands at TARGET on the rank of the group whose
+  destination weights contain it.
 - A step reads from and writes to a *place*: SOURCE (the source weights), TARGET (the destination weights) or a staging slot
   (its number). At TARGET a piece lands in every fragment of that rank that contains it. In a slot it lies dense, row-major,
   at the bundle's `offset` for it.
@@ -19,15 +26,17 @@ Rules of meaning, on which simulating, checking and running all rest:
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Ints, volumes
 from shardroute.planner.problems import Problem
+from shardroute.planner.ring.workloads import KEY_SIDE, LSE, QUERY_SIDE, Attention
 from shardroute.topologies.errors import PlanError
 from shardroute.topologies.topologies import Topology
 
@@ -44,6 +53,9 @@ class Op(IntEnum):
     COPY = 0
     ALL_GATHER = 1
     BROADCAST = 2
+    BARRIER = 3
+    COMPUTE = 4
+    REDUCE_SCATTER = 5
 
 
 class Lane(IntEnum):
@@ -55,13 +67,33 @@ class Lane(IntEnum):
     LOCAL = 3  # copies within a rank
     COLLECTIVE = 4
     CREDIT = 5  # an empty copy: tells the rank that writes to a staging slot next that its readers are done
+    COMPUTE = 6  # attention, and adding up; beside a rank's copies, as a GPU's SMs work beside its copy engines
+
+
+class Kind(IntEnum):
+    """What a COMPUTE does. q, k, v, o, lse, do, dq, dk, dv are the tensors of that name; rows are masked as the call says."""
+
+    ATTEND = 0  # reads q, k, v; adds to o and lse what these queries see in these keys
+    GRAD = 1  # reads q, k, v, o, lse, do; adds to dq, dk, dv
+    ADD = 2  # adds the operands that it reads to those that it updates
+    MERGE = 3  # the same for o and lse of one query over different keys
+
+
+class Mode(IntEnum):
+    """What a COMPUTE does to an operand."""
+
+    READ = 0
+    WRITE = 1  # begins anew, whatever was there
+    UPDATE = 2  # adds to what is there
 
 
 class Backend(IntEnum):
     """The library that is meant to carry a step; a transport on CPUs carries any of them."""
 
     PROCESSES = 0  # memory shared by processes of one machine
-    NCCL = 1
+    NCCL = 1  # send and receive
+    NCCL_PUT = 2  # NCCL's put with a signal
+    NVSHMEM = 3
 
 
 _LANE_BITS = 3
@@ -144,10 +176,10 @@ class Steps(_Columns):
     op, backend         the enums above
     lane                lane and queue, see `queued`
     bundle              what travels
-    src                 the rank that sends (-1 for ALL_GATHER)
+    src                 the rank that sends (of a COPY or BROADCAST; else -1)
     dst                 the rank that receives a COPY (-1 for collectives)
     group               the group of a collective (-1 for a COPY)
-    src_at, dst_at      places: SOURCE, TARGET or a slot number
+    src_at, dst_at      places: SOURCE, TARGET or a slot number (SOURCE and TARGET for a BARRIER or COMPUTE)
     after_ptr, after    CSR: earlier steps that must be complete
     """
 
@@ -182,6 +214,35 @@ class Steps(_Columns):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Computes(_Columns):
+    """One row a COMPUTE step, in their order: its step, its Kind, and its operands, CSR: bundle, place and Mode of each."""
+
+    step: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    ptr: NDArray[np.int64]
+    bundle: NDArray[np.int32]
+    at: NDArray[np.int16]
+    mode: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        self._freeze({"step": np.int32, "kind": np.uint8, "ptr": np.int64, "bundle": np.int32, "at": np.int16, "mode": np.uint8})
+        _check_ptr("computes.ptr", self.ptr, len(self.step), len(self.bundle))
+        if not len(self.step) == len(self.kind) or not len(self.bundle) == len(self.at) == len(self.mode):
+            raise PlanError("computes: columns differ in length")
+
+    @classmethod
+    def none(cls) -> Self:
+        """Of a plan that only moves."""
+        return cls(
+            np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int16),
+            np.zeros(0, np.uint8),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Boxes:
     """The pieces of one class: half-open boxes, int64[n, n_dims]."""
 
@@ -209,6 +270,7 @@ class Plan:
     boxes       one a class of the problem: the pieces that bundles refer to
     group_ptr, group_ranks   CSR: the ranks of each collective's group, in ring order
     slot_bytes  int64[n_slots]: size of each staging slot; a slot exists on every rank that a step uses it on
+    attention   the attention call that it computes, if it does; `computes` then has its COMPUTE steps
 
     Raises PlanError when an index is out of range or a row contradicts its op. That it *delivers* is proved by `check`.
     """
@@ -222,6 +284,8 @@ class Plan:
     group_ptr: NDArray[np.int64]
     group_ranks: NDArray[np.int32]
     slot_bytes: NDArray[np.int64]
+    attention: Attention | None = None
+    computes: Computes = field(default_factory=Computes.none)
 
     def __post_init__(self) -> None:
         problem, steps, bundles = self.problem, self.steps, self.bundles
@@ -233,18 +297,19 @@ class Plan:
             _check_boxes(boxes, cls.shape)
         _check_ptr("group_ptr", self.group_ptr, None, len(self.group_ranks))
         n_groups = len(self.group_ptr) - 1
-        copy, gather = steps.op == Op.COPY, steps.op == Op.ALL_GATHER
+        copy, gather, empty = steps.op == Op.COPY, steps.op == Op.ALL_GATHER, np.isin(steps.op, (Op.BARRIER, Op.COMPUTE))
+        rootless = ~copy & (steps.op != Op.BROADCAST)
         for name, column, low, high in (
             ("op", steps.op, 0, len(Op)),
             ("lane", lane_of(steps.lane), 0, len(Lane)),
             ("backend", steps.backend, 0, len(Backend)),
             ("bundle", steps.bundle, 0, len(bundles)),
-            ("src", steps.src[~gather], 0, problem.n_ranks),
+            ("src", steps.src[~rootless], 0, problem.n_ranks),
             ("dst", steps.dst[copy], 0, problem.n_ranks),
             ("group", steps.group[~copy], 0, n_groups),
             ("src_at", steps.src_at, SOURCE, len(self.slot_bytes)),
             ("dst_at", steps.dst_at, TARGET, len(self.slot_bytes)),
-            ("src of an ALL_GATHER", steps.src[gather], -1, 0),
+            ("src of a collective without a root", steps.src[rootless], -1, 0),
             ("dst of a collective", steps.dst[~copy], -1, 0),
             ("group of a COPY", steps.group[copy], -1, 0),
             ("slot_bytes", self.slot_bytes, 0, MAX_PLAN_BYTES),
@@ -263,6 +328,39 @@ class Plan:
             raise PlanError("the steps carry 2^62 bytes or more; bytes are counted in 64 bits")
         if (steps.src_at[gather] != SOURCE).any():
             raise PlanError("an ALL_GATHER reads the source weights only")
+        if (self.step_pieces[empty] > 0).any():
+            step = int(np.flatnonzero(empty & (self.step_pieces > 0))[0])
+            raise PlanError(f"step {step}: a {Op(int(steps.op[step])).name} carries an empty bundle")
+        if ((steps.src_at[empty] != SOURCE) | (steps.dst_at[empty] != TARGET)).any():
+            raise PlanError("a BARRIER or COMPUTE moves nothing: its places are the source weights and the destination weights")
+        self._check_computes()
+
+    def _check_computes(self) -> None:
+        steps, computes = self.steps, self.computes
+        if self.attention is None and (len(computes) or (steps.op >= Op.COMPUTE).any()):
+            raise PlanError("a plan computes (COMPUTE, REDUCE_SCATTER) only for an attention call, and has none")
+        if not np.array_equal(computes.step, np.flatnonzero(steps.op == Op.COMPUTE)):
+            raise PlanError("column computes.step: expected the COMPUTE steps, in order")
+        if self.attention is None:
+            return
+        if self.attention.n_ranks != self.problem.n_ranks:
+            raise PlanError(f"the attention call is of {self.attention.n_ranks} ranks, the problem of {self.problem.n_ranks}")
+        for tensor in self.problem.tensors:
+            if tensor.name not in (*QUERY_SIDE, *KEY_SIDE, LSE) or tensor.shape != self.attention.shape_of(tensor.name):
+                raise PlanError(f"tensor {tensor.name} of shape {tensor.shape} is none of the attention call's")
+        for name, column, low, high in (
+            ("kind", computes.kind, 0, len(Kind)),
+            ("bundle", computes.bundle, 0, len(self.bundles)),
+            ("at", computes.at, SOURCE, len(self.slot_bytes)),
+            ("mode", computes.mode, 0, len(Mode)),
+            ("ranks of a COMPUTE's group", np.diff(self.group_ptr)[steps.group[computes.step]], 1, 2),
+            ("src_at of a REDUCE_SCATTER", steps.src_at[steps.op == Op.REDUCE_SCATTER], 0, len(self.slot_bytes)),
+            ("dst_at of a REDUCE_SCATTER", steps.dst_at[steps.op == Op.REDUCE_SCATTER], TARGET, TARGET + 1),
+        ):
+            if len(column) and (column.min() < low or column.max() >= high):
+                raise PlanError(f"column {name}: values must lie in {low} to {high - 1}, found {column.min()} to {column.max()}")
+        if ((computes.mode != Mode.READ) & (computes.at == SOURCE)).any():
+            raise PlanError("a COMPUTE writes to the destination weights and to slots, never to the source weights")
 
     @cached_property
     def tensor_class(self) -> NDArray[np.int32]:
@@ -317,6 +415,13 @@ class Plan:
             ranks = self.group(group).astype(np.int64)
             ranks = ranks[ranks != src]
             pairs.append(np.stack([ranks, np.full(len(ranks), slot)], axis=1))
+        reduces = np.flatnonzero(steps.op == Op.REDUCE_SCATTER)
+        member, owner = ranges(self.group_ptr, steps.group[reduces])
+        pairs.append(np.stack([self.group_ranks[member], steps.src_at[reduces][owner]], axis=1).astype(np.int64))
+        operand, owner = ranges(self.computes.ptr, np.arange(len(self.computes)))
+        staged = self.computes.at[operand] >= 0
+        driver = self.group_ranks[self.group_ptr[steps.group[self.computes.step[owner[staged]]]]]
+        pairs.append(np.stack([driver, self.computes.at[operand[staged]]], axis=1).astype(np.int64))
         return np.unique(np.concatenate(pairs), axis=0)
 
     @cached_property
@@ -330,12 +435,12 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over all that the plan says; equal plans have equal digests on every machine."""
-        from shardroute.planner.plan_files import plan_parts
+        from shardroute.planner.plan_files import column_mark, plan_parts
 
         sha = hashlib.sha256()
         header, columns = plan_parts(self)
         sha.update(header)
         for name, column in columns:
-            sha.update(f"\n{name} {column.dtype.str} {column.shape}\n".encode())
+            sha.update(column_mark(name, column))
             sha.update(column.data)
         return sha.hexdigest()

@@ -1,15 +1,21 @@
 """A refit as a problem: a model under a training layout to the same model under a serving layout elsewhere.
 
-Rule: source ranks come first, 0 to n_src - 1, then destination ranks.
+Rule: source ranks come first, 0 to n_src - 1, then destination ranks, group after group where there are several. A destination
+that begins on an earlier rank shares GPUs with the source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardroute.planner.layouts.conventions import lay_out
+import numpy as np
+
+from shardroute.planner.layouts.conventions import Side, lay_out
+from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.models.parameters import Model
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.planner.layouts.tensors import Layout
 from shardroute.planner.problems import Problem
+from shardroute.topologies.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +45,80 @@ def refit_problem(
     The training side is fsdp when its specification names FSDP or HSDP, megatron otherwise, unless it is given.
     Raises InputError, from the convention concerned, when a specification doesn't fit the model.
     """
+    return groups_problem(model, from_spec, [to_spec], from_convention=from_convention, to_conventions=[to_convention])
+
+
+def groups_problem(
+    model: Model,
+    from_spec: ParallelSpec,
+    to_specs: Sequence[ParallelSpec],
+    *,
+    from_convention: str | None = None,
+    to_conventions: Sequence[str] = ("vllm",),
+    to_first_rank: int | None = None,
+) -> tuple[Problem, RefitSummary]:
+    """The same for several inference groups, each with a layout of its own: one source, one problem, so that one plan serves all.
+
+    One convention holds for all groups, or each has its own. The first group begins on rank `to_first_rank`: after the source's
+    where it is None; from 0 the GPUs are the source's own. Raises InputError as refit_problem does.
+    """
+    if to_first_rank is not None and to_first_rank < 0:
+        raise InputError(f"first destination rank: expected 0 or more, found {to_first_rank}")
+    if len(to_conventions) not in (1, len(to_specs)):
+        raise InputError(f"{len(to_conventions)} destination conventions for {len(to_specs)} groups; give one, or one a group")
     if from_convention is None:
         from_convention = "fsdp" if from_spec.names(Axis.FSDP) else "megatron"
     source = lay_out(from_convention, model, from_spec)
-    target = lay_out(to_convention, model, to_spec, first_rank=source.n_ranks)
-    sides = {
-        "source": {"convention": from_convention, **source.facts},
-        "destination": {"convention": to_convention, **target.facts},
-    }
-    about = tuple((f"{side} {name}", text) for side, facts in sides.items() for name, text in facts.items())
-    problem = Problem(model.tensors, source.layout, target.layout, source.n_ranks + target.n_ranks, about)
+    groups: list[Side] = []
+    facts: dict[str, str] = {}
+    first_rank = end = source.n_ranks if to_first_rank is None else to_first_rank
+    for i, spec in enumerate(to_specs):
+        convention = to_conventions[i % len(to_conventions)]
+        groups.append(lay_out(convention, model, spec, first_rank=end))
+        said = {"convention": convention, **groups[-1].facts}
+        facts |= said if len(to_specs) == 1 else {f"group {i} {name}": text for name, text in said.items()}
+        end += groups[-1].n_ranks
+    sides = {"source": {"convention": from_convention, **source.facts}, "destination": facts}
+    about = tuple((f"{side} {name}", text) for side, of_side in sides.items() for name, text in of_side.items())
+    target = _together([group.layout for group in groups])
+    problem = Problem(model.tensors, source.layout, target, max(source.n_ranks, end), about)
     return problem, RefitSummary(
         model=model.name,
         scale=model.scale,
         n_parameters=model.n_parameters,
         n_tensors=len(model.parameters),
         n_src_gpus=source.n_ranks,
-        n_dst_gpus=target.n_ranks,
+        n_dst_gpus=end - first_rank,
         source=sides["source"],
         target=sides["destination"],
     )
+
+
+def _together(layouts: Sequence[Layout]) -> Layout:
+    """One layout of several over ranks of their own; like tensors keep sharing their fragments."""
+    if len(layouts) == 1:
+        return layouts[0]
+    known: dict[tuple[int, ...], Fragments] = {}
+    fragments, buffers = [], []
+    for parts, names in zip(
+        zip(*(layout.fragments for layout in layouts), strict=True),
+        zip(*(layout.buffers for layout in layouts), strict=True),
+        strict=True,
+    ):
+        # By the number of buffers too: it says where those of the next group begin.
+        key = (*map(id, parts), *map(len, names))
+        if key not in known:
+            first = np.cumsum([0, *map(len, names)])
+            known[key] = Fragments(
+                parts[0].shape,
+                np.concatenate([part.rank for part in parts]),
+                np.concatenate([part.lo for part in parts]),
+                np.concatenate([part.hi for part in parts]),
+                np.concatenate([part.buffer + n for part, n in zip(parts, first.astype(np.int32), strict=False)]),
+                np.concatenate([part.offset for part in parts]),
+                np.concatenate([part.strides for part in parts]),
+                np.concatenate([part.buffer_size for part in parts]),
+            )
+        fragments.append(known[key])
+        buffers.append(tuple(name for of_group in names for name in of_group))
+    return Layout(tuple(fragments), tuple(buffers))

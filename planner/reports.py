@@ -5,19 +5,23 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from shardroute.planner.plans import Op, Plan
+from shardroute.planner.plans import SOURCE, TARGET, Op, Plan
 from shardroute.planner.routing.bounds import Cut, Demand, cuts, demand
 from shardroute.planner.routing.strategies import pieces_of
 from shardroute.planner.simulator.refit import Prediction
 from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.machines import Machine
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that a plan's steps carry from GPU to GPU, and those of them that enter another NVLink domain."""
+    """Bytes that a plan's steps carry from GPU to GPU, those of them that enter another NVLink domain, and those that ranks copy
+    from their own source weights to their destination weights.
+    """
 
     n_bytes_moved: int
     n_bytes_cross_domain: int
+    n_bytes_local: int
 
 
 def traffic(plan: Plan) -> Traffic:
@@ -35,7 +39,8 @@ def traffic(plan: Plan) -> Traffic:
         # Each piece starts at one member, so all ranks and all domains of the group but one take it in.
         moved += n_bytes * (len(group) - 1)
         crossed += n_bytes * (n_domains - 1)
-    return Traffic(moved, crossed)
+    local = (steps.op == Op.COPY) & (steps.src == steps.dst) & (steps.src_at == SOURCE) & (steps.dst_at == TARGET)
+    return Traffic(moved, crossed, int(plan.step_bytes[local].sum()))
 
 
 class Busiest(msgspec.Struct, frozen=True):
@@ -57,6 +62,7 @@ class PlanReport(msgspec.Struct, frozen=True):
     n_steps: int
     n_bytes_moved: int
     n_bytes_cross_domain: int
+    n_bytes_local: int
     least_bytes_cross_domain: int
     lower_bound_s: float
     bound: str
@@ -93,13 +99,14 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
     found = traffic(plan)
     return PlanReport(
         strategy=plan.strategy,
-        machine=f"{plan.topology.machine.name} x {plan.topology.n_units}",
+        machine=plan.topology.title,
         calibration=calibration_text(plan, calibration),
         n_tensors=len(plan.problem.tensors),
         n_tensor_bytes=plan.problem.n_bytes,
         n_steps=len(plan.steps),
         n_bytes_moved=found.n_bytes_moved,
         n_bytes_cross_domain=found.n_bytes_cross_domain,
+        n_bytes_local=found.n_bytes_local,
         least_bytes_cross_domain=needs.n_bytes_cross_domain,
         lower_bound_s=bound_s,
         bound=bounds[0].name if bounds else "nothing has to move",
@@ -114,8 +121,24 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
     )
 
 
+def calibration_warning(machine: Machine, calibration: Calibration) -> str | None:
+    """What must be said aloud of a prediction for the machine at these costs: that nothing in them was measured, or that they are
+    another machine's; None when they are its own.
+    """
+    if all(figure.source.startswith("assumption") for figure in calibration.figures):
+        return (
+            f"NOT CALIBRATED: these are nominal rates of {machine.name} without latency or launch costs, which no run reaches; "
+            "measure with `shardroute calibrate`, or give --calibration FILE"
+        )
+    if calibration.machine != machine.name:
+        return f"CALIBRATED FOR ANOTHER MACHINE: the costs were measured on {calibration.machine}, the plan is for {machine.name}"
+    return None
+
+
 def calibration_text(plan: Plan, calibration: Calibration) -> str:
     """Where the costs come from, and whether that is another machine than the plan's."""
-    own = plan.topology.machine.name
-    foreign = "" if calibration.machine == own else f", which is not {own}"
+    others = [machine.name for machine, _ in plan.topology.parts if machine.name != calibration.machine]
+    if all(figure.source.startswith("assumption") for figure in calibration.figures):
+        return f"NOTHING MEASURED: nominal rates of {calibration.machine}"
+    foreign = f", which is not {' or '.join(others)}" if others else ""
     return f"{calibration.library} on {calibration.machine}{foreign} (`shardroute machines show {calibration.machine}`)"

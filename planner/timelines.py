@@ -23,11 +23,15 @@ MAX_BYTES: Final = 2**29
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a run checked after it had moved everything: destination bytes compared, and how many were wrong."""
+class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a run checked after it had moved everything: destination bytes compared, and how many were wrong.
+
+    against   what numbers that were computed were compared with, and how near they came
+    """
 
     bytes: _Bytes
     mismatches: _Bytes
+    against: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -71,6 +71,10 @@ class HandPlan:
         """Add a BROADCAST; its number."""
         return self._step(Op.BROADCAST, Lane.COLLECTIVE, bundle, src, -1, self._group(group), src_at, dst_at, after)
 
+    def barrier(self, group: Sequence[int], after: Sequence[int] = ()) -> int:
+        """Add a BARRIER; its number."""
+        return self._step(Op.BARRIER, Lane.COLLECTIVE, self.bundle(), -1, -1, self._group(group), SOURCE, TARGET, after)
+
     def _group(self, ranks: Sequence[int]) -> int:
         self.groups.append(list(ranks))
         return len(self.groups) - 1

@@ -122,21 +122,26 @@ def overlap(source: Fragments, target: Fragments) -> Pieces:
             f"rank {who} needs {box_text(lo[i], hi[i])} of a tensor of shape {source.shape}, but no source rank holds it"
         )
     patterns, pattern = np.unique(pairs, axis=0, return_inverse=True)
-    return Pieces(
-        lo,
-        hi,
-        pattern.ravel().astype(np.int32),
-        tuple(_ascending(holder_sets.sets[int(h)]) for h, _ in patterns),
-        tuple(_ascending(needer_sets.sets[int(n)]) for _, n in patterns),
-    )
+    holders, needers = (_of_patterns(sets, patterns[:, i]) for i, sets in enumerate((holder_sets, needer_sets)))
+    return Pieces(lo, hi, pattern.ravel().astype(np.int32), holders, needers)
 
 
-def split_large(pieces: Pieces, max_elements: int) -> Pieces:
-    """The same pieces with every one above `max_elements` cut along its leading dims into nearly equal parts."""
+def _of_patterns(sets: _RankSets, numbers: NDArray[np.integer]) -> tuple[Ranks, ...]:
+    """The ranks of each set, one array a set however often it is named: patterns are many, sets are few."""
+    found = {number: np.array(sorted(sets.sets[number]), dtype=np.int32) for number in np.unique(numbers).tolist()}
+    return tuple(found[number] for number in numbers.tolist())
+
+
+def split_large(pieces: Pieces, max_elements: int, unit: int = 1) -> Pieces:
+    """The same pieces with every one above `max_elements` cut along its leading dims into nearly equal parts, as few as can be.
+
+    A cut along the last dim lies at a multiple of `unit` elements where that many are allowed in a piece; any other is between
+    whole rows.
+    """
     rows: list[tuple[Ints, Ints, NDArray[np.int32]]] = []
     big = pieces.n_elements > max_elements
     for i in np.flatnonzero(big).tolist():
-        lo, hi = _split_box(pieces.lo[i], pieces.hi[i], max_elements)
+        lo, hi = _split_box(pieces.lo[i], pieces.hi[i], max_elements, unit if unit <= max_elements else 1)
         rows.append((lo, hi, np.full(len(lo), pieces.pattern[i], dtype=np.int32)))
     if not rows:
         return pieces
@@ -148,14 +153,16 @@ def split_large(pieces: Pieces, max_elements: int) -> Pieces:
     return Pieces(lo[order], hi[order], pattern[order], pieces.holders, pieces.needers)
 
 
-def _split_box(lo: Ints, hi: Ints, max_elements: int) -> tuple[Ints, Ints]:
+def _split_box(lo: Ints, hi: Ints, max_elements: int, unit: int) -> tuple[Ints, Ints]:
     """Cut one box into parts of at most `max_elements` (at least 1), along the first dims first."""
     parts_lo, parts_hi = lo[None, :], hi[None, :]
     for dim in range(len(lo)):
         inner = int((hi - lo)[dim + 1 :].prod(dtype=np.int64))
-        per_part = max(1, max_elements // inner)
-        n_parts = -(-int(hi[dim] - lo[dim]) // per_part)
-        edges = lo[dim] + (np.arange(n_parts + 1) * int(hi[dim] - lo[dim])) // n_parts
+        step = unit if dim == len(lo) - 1 else 1
+        first, last = int(lo[dim]) // step, -(-int(hi[dim]) // step)  # in steps, from which the cuts are chosen
+        n_parts = -(-(last - first) // max(1, max_elements // inner // step))
+        edges = (first + (np.arange(n_parts + 1) * (last - first)) // n_parts) * step
+        edges[0], edges[-1] = lo[dim], hi[dim]
         parts_lo = np.repeat(parts_lo, n_parts, axis=0)
         parts_hi = np.repeat(parts_hi, n_parts, axis=0)
         parts_lo[:, dim] = np.tile(edges[:-1], len(parts_lo) // n_parts)
@@ -163,7 +170,3 @@ def _split_box(lo: Ints, hi: Ints, max_elements: int) -> tuple[Ints, Ints]:
         if inner <= max_elements:
             break
     return parts_lo, parts_hi
-
-
-def _ascending(ranks: frozenset[int]) -> Ranks:
-    return np.array(sorted(ranks), dtype=np.int32)
