@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardroute.planner.backends.collectives import Collective, Group, collective_s
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
+from shardroute.planner.plans import Backend
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.planner.simulator.refit import predict
@@ -20,10 +22,10 @@ H100 = load_machine("dgx-h100")
 COSTS = default_calibration("dgx-h100")
 LAUNCH_S = COSTS.launch_s
 NIC_Bps = 50e9 * COSTS.nic.efficiency
-NVLINK_Bps = 450e9 * COSTS.nvlink.efficiency
+COPY_Bps = H100.hbm_Bps * COSTS.memory.efficiency / 2  # a byte copied is read and written
 
 
-def copies(pairs, n_bytes, n_ranks, strategy="direct", costs=COSTS):
+def copies(pairs, n_bytes, n_ranks, strategy="direct", costs=COSTS, only_plan=False):
     """Predict `n_bytes` from one rank to others: pairs = (source rank, destination ranks)."""
     source, targets = pairs
     shape = (n_bytes,)
@@ -34,7 +36,7 @@ def copies(pairs, n_bytes, n_ranks, strategy="direct", costs=COSTS):
         place(shape, Mesh.of({"x": len(targets)}, targets), [Replicate()]),
     )
     plan = make_plan(problem, build_topology(H100, None, n_ranks), strategy, n_bytes)
-    return predict(plan, costs)
+    return plan if only_plan else predict(plan, costs)
 
 
 def test_one_copy_between_domains_takes_launch_latency_and_bytes_over_the_nic() -> None:
@@ -46,7 +48,8 @@ def test_one_copy_between_domains_takes_launch_latency_and_bytes_over_the_nic() 
 def test_one_copy_inside_a_domain_goes_by_nvlink() -> None:
     found = copies((0, [3]), 10 * MB, 8)
 
-    assert found.predicted_s == pytest.approx(LAUNCH_S + COSTS.nvlink.latency_s + 10 * MB / NVLINK_Bps)
+    # The communicator holds ranks 0 to 3: 32 channels, so 8 for each peer.
+    assert found.predicted_s == pytest.approx(COSTS.p2p.start_s + 10 * MB / (8 * COSTS.p2p.channel_Bps))
     assert {r.name for r in found.resources} == {"NVLink out of GPU 0", "NVLink into GPU 3"}
 
 
@@ -70,24 +73,67 @@ def test_a_hand_over_follows_the_arrival_in_the_domain() -> None:
     found = copies((0, [8, 9]), 10 * MB, 16, "domain-relay")
 
     across = LAUNCH_S + COSTS.nic.latency_s + 10 * MB / NIC_Bps
-    assert found.predicted_s == pytest.approx(across + LAUNCH_S + COSTS.nvlink.latency_s + 10 * MB / NVLINK_Bps)
+    # The communicator spans domains, so that a channel takes 512 KiB at most and 10 MB go by all 32.
+    assert found.predicted_s == pytest.approx(across + COSTS.p2p.start_s + 10 * MB / COSTS.p2p.peak_Bps)
 
 
 def test_a_local_copy_reads_and_writes_memory() -> None:
     found = copies((0, [0]), 10 * MB, 8)
 
-    assert found.predicted_s == pytest.approx(LAUNCH_S + 10 * MB / (H100.hbm_Bps / 2))
+    assert found.predicted_s == pytest.approx(LAUNCH_S + 10 * MB / COPY_Bps)
 
 
-def test_a_broadcast_is_one_pipelined_chain() -> None:
+def test_without_costs_of_collectives_a_broadcast_is_one_pipelined_chain() -> None:
     # All-gather over one rank costs its launch; the broadcast walks rank 0 -> 8 -> 9 (one NIC hop, one NVLink hop), all hops
     # at once.
-    found = copies((0, [8, 9]), 10 * MB, 16, "gather-broadcast")
+    bare = replace(COSTS, collectives=None, curves=(), figures=())
+    found = copies((0, [8, 9]), 10 * MB, 16, "gather-broadcast", bare)
 
     gather = LAUNCH_S
     broadcast = LAUNCH_S + COSTS.nic.latency_s + COSTS.nvlink.latency_s + 10 * MB / NIC_Bps
-    copy_out = LAUNCH_S + 10 * MB / (H100.hbm_Bps / 2)
+    copy_out = LAUNCH_S + 10 * MB / COPY_Bps
     assert found.predicted_s == pytest.approx(gather + broadcast + copy_out)
+
+
+def test_a_broadcast_alone_takes_what_nccl_takes_as_far_as_its_links_let_it() -> None:
+    found = copies((0, [8, 9]), 10 * MB, 16, "gather-broadcast")
+
+    broadcast = found.timeline.end_s[1] - found.timeline.start_s[1]
+    alone, _ = collective_s(Collective.BROADCAST, 10 * MB, Group(3, 2), H100, COSTS)
+    start, _ = collective_s(Collective.BROADCAST, 1, Group(3, 2), H100, COSTS)
+    assert broadcast == pytest.approx(max(alone, start + 10 * MB / NIC_Bps))
+
+
+def test_a_put_is_driven_by_a_copy_engine() -> None:
+    plan = copies((0, [3]), 10 * MB, 8, only_plan=True)
+    steps = replace(plan.steps, backend=np.full_like(plan.steps.backend, Backend.NCCL_PUT))
+
+    found = predict(replace(plan, steps=steps), COSTS)
+
+    NVLINK_Bps = 450e9 * COSTS.nvlink.efficiency
+    assert found.predicted_s == pytest.approx(COSTS.put.start_s + 10 * MB / min(COSTS.put.bandwidth_Bps, NVLINK_Bps))
+
+
+def test_a_copy_engine_carries_one_put_at_a_time() -> None:
+    plan = copies((0, [3, 4]), 10 * MB, 8, only_plan=True)
+    steps = replace(plan.steps, backend=np.full_like(plan.steps.backend, Backend.NVSHMEM))
+
+    found = predict(replace(plan, steps=steps), COSTS)
+
+    one_s = COSTS.put.start_s + 10 * MB / min(COSTS.put.bandwidth_Bps, 450e9 * COSTS.nvlink.efficiency)
+    assert sorted(found.timeline.end_s.tolist()) == pytest.approx([one_s, 2 * one_s])
+
+
+def test_what_lies_in_several_runs_is_packed_and_unpacked_through_memory() -> None:
+    shape = (1000, 10_000)
+    whole, half = place(shape, Mesh.of({"x": 1}), [Replicate()]), place(shape, Mesh.of({"x": 2}, [8, 9]), [Shard(1)])
+    plan = make_plan(one_tensor(shape, "u8", whole, half), build_topology(H100, None, 10), "direct", 20 * MB)
+
+    found = predict(plan, COSTS)
+
+    # Columns of the source are packed; they lie in one run at their destination. Both leave by one NIC.
+    start_s = LAUNCH_S + COSTS.nic.latency_s + 5 * MB / COPY_Bps
+    assert found.predicted_s == pytest.approx(start_s + 10 * MB / NIC_Bps)
 
 
 def test_an_all_gather_over_domains_uses_as_many_rings_as_nics() -> None:

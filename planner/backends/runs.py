@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from shardroute.planner.layouts.fragments import Fragments, Ints
-from shardroute.planner.plans import Boxes, Plan
+from shardroute.planner.plans import SOURCE, TARGET, Boxes, Plan
 
 
 def step_runs(plan: Plan) -> Ints:
@@ -20,6 +20,16 @@ def step_runs(plan: Plan) -> Ints:
     one_side = np.where(into_slot, source[steps.bundle], target[steps.bundle])
     runs = np.where(into_slot | from_slot, one_side, both)
     return np.where(into_slot & from_slot, plan.step_pieces, runs)
+
+
+def packed_bytes(plan: Plan) -> Ints:
+    """The bytes that each step packs before it sends and unpacks after, int64[n_steps]: once for each end in several runs."""
+    steps = plan.steps
+    source, target = _bundle_runs(plan, "source")[steps.bundle], _bundle_runs(plan, "target")[steps.bundle]
+    gathers = np.where(steps.src_at == SOURCE, source > 1, (steps.src_at == TARGET) & (target > 1))
+    scatters = (steps.dst_at == TARGET) & (target > 1)
+    packed: Ints = plan.step_bytes * (gathers.astype(np.int64) + scatters)
+    return packed
 
 
 def _bundle_runs(plan: Plan, side: Literal["source", "target"]) -> Ints:

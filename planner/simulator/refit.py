@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.backends.costs import tasks_of
+from shardroute.planner.backends.costs import PlanTasks, tasks_of
 from shardroute.planner.plans import Plan
-from shardroute.planner.simulator.engine import simulate
+from shardroute.planner.simulator.engine import SimulationResult, simulate
 from shardroute.planner.timelines import Timeline
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
@@ -27,11 +27,20 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """When a plan's steps are predicted to run, and what they use, busiest first (ties by link number)."""
+    """When a plan's steps are predicted to run, and what they use, busiest first (ties by link number).
+
+    `tasks` and `result` are what was simulated: critical paths and traces read them.
+    """
 
     timeline: Timeline
     resources: tuple[Resource, ...]
-    n_events: int
+    tasks: PlanTasks
+    result: SimulationResult
+
+    @property
+    def n_events(self) -> int:
+        """Solves of the event kernel."""
+        return self.result.n_events
 
     @property
     def predicted_s(self) -> float:
@@ -63,7 +72,7 @@ def predict(
     order = used[np.argsort(-result.link_busy_s[used], kind="stable")]
     n_bytes = np.array([tasks.n_bytes]) if topology.machine.kind is MachineKind.CPU else result.link_amount
     resources = tuple(Resource(tasks.links.name(i), round(n_bytes[i]), float(result.link_busy_s[i])) for i in order.tolist())
-    return Prediction(Timeline("predicted", plan.digest, source, start_s, end_s), resources, result.n_events)
+    return Prediction(Timeline("predicted", plan.digest, source, start_s, end_s), resources, tasks, result)
 
 
 def _spans(

@@ -1,0 +1,92 @@
+"""Copies on a GPU machine: what each costs before its bytes flow, how fast they may flow, and over which links.
+
+- NCCL send and receive: start and rate by the channel law (`channels`), where the calibration has one; else launch and latency,
+  and the links alone bound the rate.
+- One-sided puts (NCCL put/signal, NVSHMEM): start and rate of a copy engine over NVLink, of RDMA over NICs.
+- A copy within a rank reads and writes the GPU's memory.
+
+What does not lie in one run of memory is packed into a buffer before it is sent, and unpacked after: reading and writing the
+GPU's memory once each time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.backends.channels import Path, channel_law, put_law
+from shardroute.planner.backends.links import Links, path_costs
+from shardroute.planner.backends.runs import packed_bytes
+from shardroute.planner.plans import Backend, Op, Plan
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.topologies import Topology
+
+Floats = NDArray[np.float64]
+
+_PUTS = (Backend.NCCL_PUT, Backend.NVSHMEM)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyCosts:
+    """One row a step; rows of other ops hold nothing of use. `links[i][used[i]]` is the route of step i.
+
+    engine  the GPU whose copy engine carries the step, -1 for none: one engine carries one copy at a time
+    """
+
+    delay_s: Floats
+    cap_Bps: Floats
+    links: NDArray[np.int32]
+    used: NDArray[np.bool_]
+    engine: NDArray[np.int32]
+
+
+def copy_costs(plan: Plan, topology: Topology, calibration: Calibration, links: Links) -> CopyCosts:
+    """What the COPY steps cost, by the backend of each."""
+    steps = plan.steps
+    src, dst = np.maximum(steps.src, 0), np.maximum(steps.dst, 0)
+    local = src == dst
+    near = topology.domain[src] == topology.domain[dst]
+    start_s, cap_Bps = _sent(plan, topology, calibration, near)
+    start_s = np.where(local, calibration.launch_s, start_s)
+    cap_Bps = np.where(local, np.inf, cap_Bps)
+    delay_s = start_s + plan.step_pieces * calibration.piece_s
+    if calibration.memory is not None:
+        packed = np.where(local | (steps.op != Op.COPY), 0, packed_bytes(plan))
+        # A byte packed is read once and written once.
+        delay_s = delay_s + packed / (topology.machine.hbm_Bps * calibration.memory.efficiency / 2)
+    spine = topology.machine.oversubscription > 1
+    route = np.stack(
+        [
+            np.where(local, links.memory(src), np.where(near, links.nvlink_out(src), links.nic_out(src))),
+            np.where(near, links.nvlink_in(dst), links.nic_in(dst)),
+            links.uplink(src),
+            links.downlink(dst),
+        ],
+        axis=1,
+    )
+    used = np.stack([np.ones_like(local), ~local, ~near & spine, ~near & spine], axis=1)
+    by_engine = np.isin(steps.backend, _PUTS) & (steps.op == Op.COPY) & near & ~local
+    return CopyCosts(delay_s, cap_Bps, route.astype(np.int32), used, np.where(by_engine, src, -1).astype(np.int32))
+
+
+def _sent(plan: Plan, topology: Topology, calibration: Calibration, near: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Start and greatest rate of each step, were it a copy between two ranks."""
+    nvlink, nic = path_costs(calibration)
+    size = plan.step_bytes.astype(np.float64)
+    start_s = calibration.launch_s + np.where(near, nvlink.latency_s, nic.latency_s)
+    cap_Bps = np.full(len(size), np.inf)
+    law = channel_law(topology.machine, calibration)
+    if law is not None:
+        # One communicator spans the plan's ranks.
+        n_ranks = plan.problem.n_ranks
+        one = len(np.unique(topology.domain[:n_ranks])) == 1
+        start_s = np.where(near, law.start_s(size), law.start_s(size, Path.NIC))
+        # NICs may be unlike: the links bound them, each at its own rate.
+        by_channels = law.channels(size, n_ranks, one, Path.NIC) * law.cost.channel_Bps
+        cap_Bps = np.where(near, law.rate_Bps(size, n_ranks, one), by_channels)
+    puts = np.isin(plan.steps.backend, _PUTS)
+    put = put_law(topology.machine, calibration)
+    if put is not None and puts.any():
+        start_s = np.where(puts, np.where(near, put.start_s(), put.start_s(Path.NIC)), start_s)
+        cap_Bps = np.where(puts, np.where(near, put.rate_Bps(), np.inf), cap_Bps)
+    return start_s, cap_Bps

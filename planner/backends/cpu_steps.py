@@ -1,0 +1,83 @@
+"""Steps on a CPU machine: a rank is one thread that runs all its steps in plan order; a step is CPU time.
+
+Its launch, its wait for another rank's step, its pieces, their runs and their bytes; the cores are shared fairly by the ranks
+that have work.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.backends.computes import cpu_seconds
+from shardroute.planner.backends.runs import step_runs
+from shardroute.planner.backends.step_tasks import StepTasks
+from shardroute.planner.ownership import gathered_from
+from shardroute.planner.plans import Op, Plan
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.errors import InputError
+
+
+def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
+    """One task for each step and rank that drives it; amounts are core-seconds on one shared link, at most one core each."""
+    steps = plan.steps
+    assert calibration.copy_Bps is not None
+    copy = steps.op == Op.COPY
+    size = np.where(copy, 1, np.diff(plan.group_ptr)[np.maximum(steps.group, 0)] if len(plan.group_ptr) > 1 else 1)
+    step = np.repeat(np.arange(len(steps)), size)
+    rank = np.repeat(steps.src.astype(np.int64), size)
+    n_pieces = np.repeat(plan.step_pieces, size)
+    n_bytes = np.repeat(plan.step_bytes, size)
+    starts = np.cumsum(size) - size
+    for i in np.flatnonzero(~copy).tolist():
+        group = plan.group(int(steps.group[i]))
+        rows = slice(starts[i], starts[i] + len(group))
+        rank[rows] = group
+        if steps.op[i] == Op.BROADCAST:
+            share = np.where(group == steps.src[i], len(group) - 1, 0)
+            n_pieces[rows], n_bytes[rows] = n_pieces[rows] * share, n_bytes[rows] * share
+        elif steps.op[i] == Op.ALL_GATHER:
+            owner, entry_bytes = gathered_from(plan, i)
+            n_pieces[rows] = np.bincount(owner, minlength=len(group)) * len(group)
+            n_bytes[rows] = np.bincount(owner, weights=entry_bytes, minlength=len(group)).astype(np.int64) * len(group)
+        elif steps.op[i] == Op.COMPUTE:  # beside the rank's copies: a second thread
+            rank[rows] = group + plan.problem.n_ranks
+        # A member of a REDUCE_SCATTER adds up its part of the bundle, which every member brings: as many bytes as the bundle has.
+    amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
+    if plan.attention is not None:
+        amount += _computed_s(plan, calibration)[step]
+    amount += calibration.wait_s * np.repeat(_waits(plan), size)
+    if calibration.run_s:  # a collective's runs are those of all its members together: pieces, shared out as its bytes are
+        share = n_pieces / np.maximum(np.repeat(plan.step_pieces, size), 1)
+        amount += calibration.run_s * np.repeat(step_runs(plan), size) * share
+    n = len(step)
+    return StepTasks(
+        step,
+        rank,
+        np.zeros(n),
+        amount,
+        np.ones(n),
+        np.arange(n + 1),
+        np.zeros(n, dtype=np.int32),
+        int(n_bytes.sum()),
+    )
+
+
+def _computed_s(plan: Plan, calibration: Calibration) -> NDArray[np.float64]:
+    """CPU seconds of arithmetic that each step has beside its moving."""
+    seconds = np.zeros(len(plan.steps))
+    seconds[plan.computes.step] = cpu_seconds(plan, calibration)
+    sums = plan.steps.op == Op.REDUCE_SCATTER
+    if sums.any():
+        assert calibration.copy_Bps is not None
+        if calibration.sums is None:
+            raise InputError(f"calibration of {calibration.machine} has no table sums; `shardroute calibrate --here` measures it")
+        seconds[sums] = plan.step_bytes[sums] * (1 / calibration.sums.add_Bps - 1 / calibration.copy_Bps)
+    return seconds
+
+
+def _waits(plan: Plan) -> NDArray[np.bool_]:
+    """Which steps wait for a step that another rank drives; collectives always do."""
+    steps = plan.steps
+    waits: NDArray[np.bool_] = steps.op != Op.COPY
+    owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))
+    waits[owner[steps.src[steps.after] != steps.src[owner]]] = True
+    return waits

@@ -1,0 +1,175 @@
+"""Which steps and links bound the end of a prediction: a chain from the last arrival back to the start, with reasons.
+
+Rule: the chain reads what was simulated and knows nothing of costs. Every second of the prediction belongs to one link of the
+chain, so the parts add up to the whole.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.plans import Lane, Op, Plan, lane_of
+from shardroute.planner.simulator.refit import Prediction
+
+_NO_RESOURCE = "no link"
+_LIBRARY = "its library's own rate"
+# Seconds below this share of a task's time are rounding, not sharing.
+_ROUNDING = 1e-9
+
+
+class Reason(StrEnum):
+    """Why a step did not begin earlier: what it follows on the chain."""
+
+    START = "the start"  # nothing: it began at once
+    NEEDS = "what it needs"  # a step that delivers to its rank, or that its rank ran in another queue
+    QUEUE = "its queue"  # the step before it in its queue
+    CREDIT = "a free staging slot"
+    BARRIER = "a barrier"
+    MEMBERS = "a member still busy"  # of a collective: one of its ranks was in the collective before
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One step of the chain. Seconds from begin_s to end_s: `startup_s` before its bytes move, `alone_s` that they would take
+    with their links to themselves, `shared_s` longer because others use these too.
+
+    resource  the link that held it up: the slowest of its route when alone, else the one that was fullest meanwhile
+    """
+
+    step: int
+    reason: Reason
+    begin_s: float
+    end_s: float
+    startup_s: float
+    alone_s: float
+    shared_s: float
+    resource: str
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What links of the chain that are alike come to together: seconds, and how many links."""
+
+    what: str
+    seconds: float
+    n_steps: int
+
+
+def critical_path(plan: Plan, prediction: Prediction) -> list[Link]:
+    """The chain that ends with the last arrival, first step first; empty for a plan without steps. Ties go to the smallest task.
+    """
+    graph, result = prediction.tasks.graph, prediction.result
+    if not graph.n_tasks:
+        return []
+    step_of = np.repeat(np.arange(len(plan.steps)), np.diff(prediction.tasks.first))
+    loads = _Loads(prediction)
+    chain: list[Link] = []
+    task = int(np.argmax(result.finish_s))
+    end_s = float(result.finish_s[task])
+    while True:
+        begin_s = float(result.ready_s[task])
+        before = graph.dep_tasks[graph.dep_ptr[task] : graph.dep_ptr[task + 1]]
+        # A task without dependencies begins when it is due; with some, the last of them to finish released it.
+        previous = int(before[np.argmax(result.finish_s[before])]) if len(before) else -1
+        reason = Reason.START if previous < 0 else _reason(plan, int(step_of[previous]), int(step_of[task]))
+        startup_s = min(float(graph.delay_s[task]), end_s - begin_s)
+        resource, alone_s = loads.slowest(task)
+        alone_s = min(alone_s, end_s - begin_s - startup_s)
+        shared_s = end_s - begin_s - startup_s - alone_s
+        if shared_s > _ROUNDING * (end_s - begin_s):
+            resource = loads.fullest(task)
+        else:
+            alone_s, shared_s = alone_s + shared_s, 0.0
+        chain.append(Link(int(step_of[task]), reason, begin_s, end_s, startup_s, alone_s, shared_s, resource))
+        if previous < 0:
+            return chain[::-1]
+        task, end_s = previous, begin_s
+
+
+def summarise(plan: Plan, chain: Sequence[Link]) -> list[Part]:
+    """The chain's seconds by what they were spent on, most first (ties by name): they add up to the prediction."""
+    seconds: dict[str, float] = {}
+    n_steps: dict[str, int] = {}
+
+    def add(what: str, s: float) -> None:
+        if s > 0:
+            seconds[what] = seconds.get(what, 0.0) + s
+            n_steps[what] = n_steps.get(what, 0) + 1
+
+    for link in chain:
+        kind = "credits and barriers" if plan.step_pieces[link.step] == 0 else "starting copies"
+        add(f"{kind}, latency", link.startup_s)
+        add(f"bytes {'at' if link.resource == _LIBRARY else 'through'} {link.resource}", link.alone_s)
+        add(f"sharing {link.resource} with others", link.shared_s)
+    return [Part(what, seconds[what], n_steps[what]) for what in sorted(seconds, key=lambda w: (-seconds[w], w))]
+
+
+def reasons(chain: Sequence[Link]) -> list[Part]:
+    """What the chain's steps waited for before they began, most frequent first (ties by name); seconds are those of the steps."""
+    found = {reason: [link for link in chain if link.reason is reason] for reason in Reason}
+    parts = [Part(str(r), sum(link.end_s - link.begin_s for link in links), len(links)) for r, links in found.items() if links]
+    return sorted(parts, key=lambda part: (-part.n_steps, part.what))
+
+
+def _reason(plan: Plan, before: int, step: int) -> Reason:
+    steps = plan.steps
+    if before == step:
+        return Reason.NEEDS
+    if steps.op[before] == Op.BARRIER:
+        return Reason.BARRIER
+    if lane_of(steps.lane[before : before + 1])[0] == Lane.CREDIT:
+        return Reason.CREDIT
+    if before in steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]]:
+        return Reason.NEEDS
+    if steps.op[step] != Op.COPY:
+        return Reason.MEMBERS
+    return Reason.QUEUE
+
+
+class _Loads:
+    """What each link carried while a task ran. Rates of other tasks are taken as even over their own time."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        graph = prediction.tasks.graph
+        self._prediction = prediction
+        self._owner = np.repeat(np.arange(graph.n_tasks), np.diff(graph.route_ptr))
+        order = np.argsort(graph.route_links, kind="stable")
+        self._by_link = self._owner[order]
+        self._ptr = np.searchsorted(graph.route_links[order], np.arange(graph.n_links + 1))
+
+    def slowest(self, task: int) -> tuple[str, float]:
+        """The link of the task's route that lets the fewest bytes through, and the seconds that the task takes with it alone."""
+        graph = self._prediction.tasks.graph
+        route, amount, cap = self._route(task), float(graph.amount[task]), float(graph.cap[task])
+        if amount == 0:
+            return _NO_RESOURCE, 0.0
+        capacity = graph.capacity[route]
+        if not len(route) or cap < capacity.min():
+            return _LIBRARY, amount / cap
+        link = int(route[np.argmin(capacity)])
+        return self._name(link), amount / float(capacity.min())
+
+    def fullest(self, task: int) -> str:
+        """The link of the task's route that carried most, of what it can, while the task's bytes moved."""
+        graph, result = self._prediction.tasks.graph, self._prediction.result
+        begin_s, end_s = float(result.start_s[task]), float(result.finish_s[task])
+        route = np.unique(self._route(task))
+        shares = []
+        for link in route.tolist():
+            users: NDArray[np.int64] = self._by_link[self._ptr[link] : self._ptr[link + 1]]
+            start, finish = result.start_s[users], result.finish_s[users]
+            overlap = np.minimum(finish, end_s) - np.maximum(start, begin_s)
+            took = np.maximum(finish - start, np.finfo(np.float64).tiny)
+            carried = float((graph.amount[users] * np.maximum(overlap, 0.0) / took).sum())
+            shares.append(carried / float(graph.capacity[link]))
+        return self._name(int(route[np.argmax(shares)])) if len(route) else _NO_RESOURCE
+
+    def _route(self, task: int) -> NDArray[np.int32]:
+        graph = self._prediction.tasks.graph
+        return graph.route_links[graph.route_ptr[task] : graph.route_ptr[task + 1]]
+
+    def _name(self, link: int) -> str:
+        return self._prediction.tasks.links.name(link)
