@@ -9,7 +9,7 @@ from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.bounds import cuts, demand
 from shardroute.planner.routing.strategies import pieces_of
-from shardroute.topologies.calibrations import default_calibration, nominal_calibration
+from shardroute.topologies.calibrations import default_calibration, least_start_s, nominal_calibration
 from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import build_topology
 
@@ -154,4 +154,6 @@ def test_a_small_move_is_bounded_by_the_latency_of_a_message() -> None:
     tightest = cuts(needs, topology, calibration)[0]
 
     assert tightest.name == "latency of one message"
-    assert tightest.seconds == pytest.approx(calibration.launch_s + calibration.nic.latency_s)
+    # Some library starts after a launch at the soonest, none after less, and send and receive take the path's latency beside.
+    assert tightest.seconds == pytest.approx(least_start_s(calibration, between_domains=True))
+    assert calibration.launch_s <= tightest.seconds <= calibration.launch_s + calibration.nic.latency_s

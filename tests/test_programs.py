@@ -50,6 +50,36 @@ def test_a_program_without_a_point_has_no_solution(way) -> None:
     assert WAYS[way](program(9.0)) is None
 
 
+def test_where_highs_is_missing_cbc_solves() -> None:
+    found = programs.solve(program(4.0), 10.0, highs=False)
+
+    assert found.solver == "CBC through PuLP"
+    assert found.cost == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_that_is_not_solved_in_time_gives_a_feasible_point_or_none(way) -> None:
+    # An assignment of 60 to 60 with costs that make every start wrong: no solver ends in a microsecond.
+    n = 60
+    rows, columns = np.divmod(np.arange(n * n), n)
+    hard = Program(
+        cost=((rows * 37 + columns * 53) % 101).astype(float), upper=np.ones(n * n),
+        row=np.concatenate([rows, n + columns]), column=np.tile(np.arange(n * n), 2), value=np.ones(2 * n * n),
+        row_low=np.ones(2 * n), row_high=np.ones(2 * n),
+    )  # fmt: skip
+    ways = {
+        "HiGHS by arrays": lambda: programs._by_arrays(hard, 1e-6),
+        "HiGHS through PuLP": lambda: programs._by_pulp(hard, 1e-6, highs=True),
+        "CBC through PuLP": lambda: programs._by_pulp(hard, 1e-6, highs=False),
+    }
+
+    found = ways[way]()
+
+    if found is not None:
+        sums = np.bincount(hard.row, weights=found.x[hard.column])
+        assert sums == pytest.approx(np.ones(2 * n), abs=1e-6)
+
+
 def test_solving_prints_nothing(capfd) -> None:
     programs.has_highs.cache_clear()
 

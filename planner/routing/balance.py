@@ -14,8 +14,8 @@ from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.routing import balance_kernel
 from shardroute.planner.routing.bounds import cuts, demand_of
-from shardroute.planner.routing.links import link_rates, uplink_rates
-from shardroute.planner.routing.patterns import Entries, Patterns
+from shardroute.planner.routing.links import busiest_of, link_rates, uplink_rates
+from shardroute.planner.routing.patterns import Entries, Patterns, by_pattern
 from shardroute.planner.routing.routes import Routes
 from shardroute.topologies.calibrations import nominal_calibration
 from shardroute.topologies.machines import MachineKind
@@ -138,15 +138,15 @@ class _Work:
         self, patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, inv: NDArray[np.float64],
         inv_up: NDArray[np.float64], most_depth: int,
     ) -> None:  # fmt: skip
-        n_local, n_needers = np.diff(patterns.local[0]), _by_pattern(patterns, np.diff(patterns.needers[0]))
-        n_away = _by_pattern(patterns, (~patterns.home).astype(np.int64))
+        n_local, n_needers = np.diff(patterns.local[0]), by_pattern(patterns, np.diff(patterns.needers[0]))
+        n_away = by_pattern(patterns, (~patterns.home).astype(np.int64))
         n_groups = np.diff(patterns.group_ptr)
         most = (n_local + n_needers + 2 * n_away)[chunks.pattern]
         first = np.concatenate([[0], np.cumsum(most)]).astype(np.int64)
         self._ends = [np.zeros(int(first[-1]), dtype=np.int32) for _ in ("src", "dst", "parent")]
         self._kind = np.zeros(int(first[-1]), dtype=np.uint8)
         self._first, self._count = first[:-1], np.zeros(len(most), dtype=np.int64)
-        n_has = int((_by_pattern(patterns, np.diff(patterns.holders[0])) + n_needers + n_groups * (n_groups + 1)).max(initial=1))
+        n_has = int((by_pattern(patterns, np.diff(patterns.holders[0])) + n_needers + n_groups * (n_groups + 1)).max(initial=1))
         widest = int(n_groups.max(initial=1))
         self._scratch = (
             *(np.zeros(n_has, dtype=np.int64) for _ in range(3)), *(np.zeros(widest, dtype=np.int64) for _ in range(3)),
@@ -209,6 +209,14 @@ def _hops(given: Balanced) -> tuple[Ints, Ints]:
     return given.first[chunk] + np.arange(len(chunk)) - (np.cumsum(given.count) - given.count)[chunk], chunk
 
 
+def with_busiest(given: Balanced, chunks: Chunks, topology: Topology, n_ranks: int) -> Balanced:
+    """The same trees, with the seconds of their busiest link at nominal rates."""
+    hop, chunk = _hops(given)
+    lane = given.kind[hop] % np.uint8(balance_kernel.STAGED)
+    busiest_s = busiest_of(given.src[hop], given.dst[hop], lane, chunks.n_bytes[chunk], topology, n_ranks)
+    return replace(given, busiest_s=busiest_s)
+
+
 def link_loads(
     hops: NDArray[np.int32], topology: Topology, n_ranks: int, reference_s: float
 ) -> tuple[Ints, Ints, NDArray[np.float64]]:
@@ -261,12 +269,6 @@ def routes_of(entries: Entries, chunks: Chunks, found: Balanced) -> Routes:
         parent=parent.astype(np.int64), staged=kind >= balance_kernel.STAGED,
         tensor=entries.tensor, piece=entries.piece, n_bytes=entries.n_bytes, tree=tree_of_chunk[chunks.of_entry],
     )  # fmt: skip
-
-
-def _by_pattern(patterns: Patterns, of_group: Ints) -> Ints:
-    """Sums over the groups of each pattern."""
-    sums = np.concatenate([[0], np.cumsum(of_group)])
-    return np.asarray(sums[patterns.group_ptr[1:]] - sums[patterns.group_ptr[:-1]])
 
 
 def busiest_bound_s(patterns: Patterns, topology: Topology, n_ranks: int) -> float:

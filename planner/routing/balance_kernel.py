@@ -21,7 +21,8 @@ broadcast
 over peers.
 """
 
-from typing import Any
+import numpy as np
+from numpy.typing import NDArray
 
 INJECT, RELAY, HAND_OVER, LOCAL = 0, 1, 2, 3  # the numbers of plans.Lane
 STAGED = 8
@@ -46,7 +47,11 @@ IDLE_PRICE = 0.2
 
 HUGE = 1e300  # above any price
 
-Array = Any  # a NumPy array, of the type and shape that `balance` makes
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Ranks = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+Kinds = NDArray[np.uint8]
 
 
 def price(load: float, share: float) -> float:
@@ -59,7 +64,7 @@ def price(load: float, share: float) -> float:
     return share * (IDLE_PRICE + x)
 
 
-def feeder(load: Array, inv: Array, n_bytes: float, has_rank: Array, has_depth: Array, first: int, count: int) -> int:
+def feeder(load: Floats, inv: Floats, n_bytes: float, has_rank: Ints, has_depth: Ints, first: int, count: int) -> int:
     """Where in `has` the rank stands that hands over most cheaply inside its domain."""
     best, best_price = first, HUGE
     for i in range(first, first + count):
@@ -73,7 +78,7 @@ def feeder(load: Array, inv: Array, n_bytes: float, has_rank: Array, has_depth: 
 
 
 def add_load(
-    load: Array, inv: Array, up: Array, inv_up: Array, domain: Array, src: int, dst: int, kind: int, n_bytes: float
+    load: Floats, inv: Floats, up: Floats, inv_up: Floats, domain: Ranks, src: int, dst: int, kind: int, n_bytes: float
 ) -> None:
     """Put the bytes (negative: take them back) of one hop onto its links."""
     lane = kind % STAGED
@@ -87,8 +92,8 @@ def add_load(
 
 
 def exit_of(
-    load: Array, inv: Array, up: Array, inv_up: Array, members: Array, first_member: int, last_member: int, n_bytes: float,
-    has_rank: Array, has_depth: Array, first: int, count: int, home: int, staging: int, of_domain: int,
+    load: Floats, inv: Floats, up: Floats, inv_up: Floats, members: Ranks, first_member: int, last_member: int, n_bytes: float,
+    has_rank: Ints, has_depth: Ints, first: int, count: int, home: int, staging: int, of_domain: int,
 ) -> tuple[float, int]:
     """The cheapest way out of a group: its price, and the place in `has`, or -1 - rank for a rank that would stage."""
     best, best_price = first, HUGE
@@ -116,9 +121,8 @@ def exit_of(
 
 
 def entry_of(
-    load: Array, inv: Array, members: Array, first_member: int, last_member: int, needers: Array, first: int, last: int, n_bytes:
-    float,
-    staging: int, place: int,
+    load: Floats, inv: Floats, members: Ranks, first_member: int, last_member: int, needers: Ranks, first: int, last: int,
+    n_bytes: float, staging: int, place: int,
 ) -> int:
     """The rank of an away group at which the chunk enters most cheaply; -1 - rank for one that would stage."""
     n = last - first
@@ -152,12 +156,12 @@ def entry_of(
 
 
 def route(
-    pattern: int, n_bytes: float, at: int, load: Array, inv: Array, up: Array, inv_up: Array, domain: Array, member_ptr: Array,
-    members: Array, local_ptr: Array, local: Array, group_ptr: Array, group_domain: Array, group_home: Array, holder_ptr: Array,
-    holders: Array, needer_ptr: Array, needers: Array, staging: int, most_depth: int, least_inv: float,
-    hop_src: Array, hop_dst: Array, hop_parent: Array,
-    hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array, has_first: Array, has_count: Array, reach: Array,
-    out_price: Array, out_at: Array, fresh: Array,
+    pattern: int, n_bytes: float, at: int, load: Floats, inv: Floats, up: Floats, inv_up: Floats, domain: Ranks, member_ptr: Ints,
+    members: Ranks, local_ptr: Ints, local: Ranks, group_ptr: Ints, group_domain: Ranks, group_home: Flags, holder_ptr: Ints,
+    holders: Ranks, needer_ptr: Ints, needers: Ranks, staging: int, most_depth: int, least_inv: float,
+    hop_src: Ranks, hop_dst: Ranks, hop_parent: Ranks,
+    hop_kind: Kinds, has_rank: Ints, has_hop: Ints, has_depth: Ints, has_first: Ints, has_count: Ints, reach: Ints,
+    out_price: Floats, out_at: Ints, fresh: Ints,
 ) -> int:
     """Route one chunk of a pattern: write its hops from `at` on, add its loads, return how many hops there are."""
     n = 0
@@ -276,9 +280,9 @@ def route(
 
 
 def feed(
-    g: int, j: int, at: int, n: int, n_bytes: float, load: Array, inv: Array, needer_ptr: Array, needers: Array, skip: int,
-    hop_src: Array, hop_dst: Array, hop_parent: Array, hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array,
-    has_first: Array, has_count: Array,
+    g: int, j: int, at: int, n: int, n_bytes: float, load: Floats, inv: Floats, needer_ptr: Ints, needers: Ranks, skip: int,
+    hop_src: Ranks, hop_dst: Ranks, hop_parent: Ranks, hop_kind: Kinds, has_rank: Ints, has_hop: Ints, has_depth: Ints,
+    has_first: Ints, has_count: Ints,
 ) -> int:
     """Hand the chunk over to every needer of a group but `skip`, each from the cheapest rank that has it; the hops so far."""
     for k in range(needer_ptr[g], needer_ptr[g + 1]):
@@ -297,7 +301,7 @@ def feed(
     return n
 
 
-def busiest(load: Array, up: Array) -> float:
+def busiest(load: Floats, up: Floats) -> float:
     """The highest load of any link."""
     most = 0.0
     for row in range(4):
@@ -309,13 +313,12 @@ def busiest(load: Array, up: Array) -> float:
 
 
 def sweep(
-    order: Array, above: float, pattern: Array, n_bytes: Array, first_hop: Array, n_hops: Array, load: Array, inv: Array, up:
-    Array,
-    inv_up: Array, domain: Array, member_ptr: Array, members: Array, local_ptr: Array, local: Array, group_ptr: Array,
-    group_domain: Array, group_home: Array, holder_ptr: Array, holders: Array, needer_ptr: Array, needers: Array, staging: int,
+    order: Ints, above: float, pattern: Ints, n_bytes: Floats, first_hop: Ints, n_hops: Ints, load: Floats, inv: Floats,
+    up: Floats, inv_up: Floats, domain: Ranks, member_ptr: Ints, members: Ranks, local_ptr: Ints, local: Ranks, group_ptr: Ints,
+    group_domain: Ranks, group_home: Flags, holder_ptr: Ints, holders: Ranks, needer_ptr: Ints, needers: Ranks, staging: int,
     most_depth: int, least_inv: float,
-    hop_src: Array, hop_dst: Array, hop_parent: Array, hop_kind: Array, has_rank: Array, has_hop: Array, has_depth: Array,
-    has_first: Array, has_count: Array, reach: Array, out_price: Array, out_at: Array, fresh: Array,
+    hop_src: Ranks, hop_dst: Ranks, hop_parent: Ranks, hop_kind: Kinds, has_rank: Ints, has_hop: Ints, has_depth: Ints,
+    has_first: Ints, has_count: Ints, reach: Ints, out_price: Floats, out_at: Ints, fresh: Ints,
 ) -> int:
     """Route the chunks in `order`; one that has hops is routed anew if a link above the load `above` carries it.
 

@@ -13,7 +13,7 @@ nominal rates:
   out of some ranks: what only they hold;
 - without staging memory: what must enter a domain at the ranks that need it, over their NICs;
 - on CPUs: every byte is copied once by some core;
-- latency: whatever moves takes a launch and the latency of one message.
+- latency: whatever moves takes the start of one message.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.patterns import Patterns, entries_of, patterns_of
-from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.calibrations import Calibration, check_calibration, least_start_s
 from shardroute.topologies.errors import InfeasibleError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
@@ -130,11 +130,15 @@ def demand_of(patterns: Patterns, n_ranks: int, n_domains: int) -> Demand:
 def cuts(needs: Demand, topology: Topology, calibration: Calibration, *, staging: bool = True) -> list[Cut]:
     """All bounds, the tightest first; empty when nothing has to move. `staging` says that ranks may hold pieces for others.
 
-    The calibration serves for the copy rate of CPU machines, and for launch and latency.
+    The calibration serves for the copy rate of CPU machines, and for the start of a message. Raises InputError where it lacks
+    what the machine needs, InfeasibleError where bytes must cross a boundary without bandwidth.
     """
     if topology.machine.kind is MachineKind.CPU:
         n_bytes = int(needs.into_rank.sum()) + needs.local
-        rate = (calibration.cores or 0.0) * (calibration.copy_Bps or 0.0)
+        check_calibration(calibration, topology.machine)
+        assert calibration.cores is not None
+        assert calibration.copy_Bps is not None
+        rate = calibration.cores * calibration.copy_Bps
         return [_cut("memory of the host", n_bytes, rate)] if n_bytes else []
     ranks = slice(0, len(needs.into_rank))  # GPUs beyond the ranks take no part
     nic: NDArray[np.float64] = np.bincount(
@@ -166,10 +170,9 @@ def cuts(needs: Demand, topology: Topology, calibration: Calibration, *, staging
 
 def _latency(needs: Demand, calibration: Calibration) -> float:
     """Seconds that the first message takes before its bytes flow; 0 when nothing moves or no GPU costs are known."""
-    if not needs.into_rank.any() or calibration.nvlink is None or calibration.nic is None:
+    if not needs.into_rank.any():
         return 0.0
-    crosses = needs.n_bytes_cross_domain > 0
-    return calibration.launch_s + (calibration.nic if crosses else calibration.nvlink).latency_s
+    return least_start_s(calibration, between_domains=needs.n_bytes_cross_domain > 0)
 
 
 def _sum(row: NDArray[np.integer], n_bytes: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:

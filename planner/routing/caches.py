@@ -6,7 +6,7 @@ A plan's key is a digest over all that planning reads. Files are plan files, not
 
 import hashlib
 import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,16 +18,22 @@ from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import make_plan
+from shardroute.topologies.calibrations import Calibration, calibration_to_dict
 from shardroute.topologies.errors import PlanError
+from shardroute.topologies.files import cannot_write
 from shardroute.topologies.topologies import Topology, topology_to_dict
 
 # Part of every key: raise it when a strategy or the meaning of a plan changes, so that older files are not taken.
-VERSION = 1
+VERSION = 2
 
 
-def plan_key(problem: Problem, topology: Topology, strategy: str, options: Options) -> str:
-    """The digest (hex) of what a plan follows from."""
+def plan_key(
+    problem: Problem, topology: Topology, strategy: str, options: Options, calibration: Calibration | None = None
+) -> str:
+    """The digest (hex) of what a plan follows from; the calibration is part of it where the strategy reads one."""
     sha = hashlib.sha256()
+    if calibration is not None:
+        sha.update(msgspec.json.encode(calibration_to_dict(calibration)))
     about = {"version": VERSION, "strategy": strategy, "options": asdict(options), "topology": topology_to_dict(topology)}
     sha.update(msgspec.json.encode(about))
     sha.update(msgspec.json.encode([problem.n_ranks, [(t.name, t.shape, t.dtype) for t in problem.tensors]]))
@@ -47,23 +53,31 @@ def plan_key(problem: Problem, topology: Topology, strategy: str, options: Optio
 
 
 def cached_plan(
-    problem: Problem, topology: Topology, strategy: str, folder: str | Path, options: Options | None = None
+    problem: Problem,
+    topology: Topology,
+    strategy: str,
+    folder: str | Path,
+    options: Options | None = None,
+    *,
+    calibration: Calibration | None = None,
+    make: Callable[[], Plan] | None = None,
 ) -> tuple[Plan, bool]:
-    """The plan of `strategy`, from the folder if it is there, else planned and put there; and whether it was there."""
+    """The plan of `strategy`, from the folder if it is there, else planned and put there; and whether it was there.
+
+    `make` plans in place of make_plan; give the calibration too if it reads one. Raises as planning does, and InputError where
+    the folder can't be made or written to.
+    """
     options = Options() if options is None else options
-    path = Path(folder) / f"{plan_key(problem, topology, strategy, options)}.plan"
-    if path.exists():
+    path = Path(folder) / f"{plan_key(problem, topology, strategy, options, calibration)}.plan"
+    if os.path.isfile(path):  # False, too, for names that no file can have
         try:
             return load_plan(path), True
         except PlanError:
-            path.unlink(missing_ok=True)
-    plan = make_plan(problem, topology, strategy, options=options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
+            pass  # planned anew below, which replaces the file
     try:
-        save_plan(plan, name)
-        os.replace(name, path)  # whole or not there, whoever else reads or writes
-    finally:
-        Path(name).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise cannot_write(folder, "plans", error) from None
+    plan = make_plan(problem, topology, strategy, options=options) if make is None else make()
+    save_plan(plan, path)  # whole or not there, whoever else reads or writes
     return plan, False

@@ -1,94 +1,112 @@
 """`greedy`: balances all tensors at once, without a solver: source replica, entry GPU, exit GPU, relays and hand-over, chunk by
-chunk.
+chunk; or takes the trees of a fixed rule where these serve better.
 
-See `balance` for how it decides. It spends a bounded effort, so it serves problems of any size.
+See `balance` for how chunks are balanced and `contests` for how ways are compared. It spends a bounded effort, so it serves
+problems of any size.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from shardroute.planner.layouts.overlaps import Pieces
-from shardroute.planner.plans import Backend, Boxes, Plan
+from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, Chunks, balance, busiest_bound_s, chunks_of, routes_of
-from shardroute.planner.routing.lowering import SLOT_ALIGNMENT, lower
+from shardroute.planner.routing.balance import Balanced, balance, with_busiest
+from shardroute.planner.routing.chunked import Chunked, Whole, cut_into_chunks, look_at
+from shardroute.planner.routing.contests import ENTRANT_STEPS, Entrant, arranged_entrant, best_plan, entrant_of, is_long
+from shardroute.planner.routing.costs import costs_of
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.patterns import Entries, Patterns, entries_of, patterns_of
-from shardroute.planner.routing.sizes import (
-    SMALLEST_PIECE_BYTES,
-    bytes_into_busiest_rank,
-    depth_for,
-    message_bytes_for,
-    split_all,
-)
+from shardroute.planner.routing.rules import Rule, arranged_by_rule, rule_trees
 from shardroute.topologies.topologies import Topology
 
 # A chunk is at most this share of what a NIC carries in the least time: rounding to chunks costs a percent of a link's load.
 CHUNKS_OVER_BUSIEST_LINK = 200
+# Chunks over the busiest link, and how much larger messages are, that are tried beside where plans are small enough to simulate:
+# a message costs its start, and NCCL gives a small one few channels, so small payloads want few.
+COARSER = ((40.0, 1.0), (8.0, 1.0), (8.0, 5.0), (8.0, 25.0))
 # Balancing stops when the busiest link is this near to the bound.
 GOOD_ENOUGH = 1.01
+# A plan's busiest link stays within this of the bound where a tree can be found.
+MOST_OVER = 1.10
+# Hops from which only one way is made: the trees of `domain-relay` where they come this near to the bound, else balanced ones.
+# Balancing takes longest of all, and in such problems gains a percent over such a rule.
+RULE_ALONE_HOPS = 400_000
+RULE_OVER = 1.03
+# Hops up to which a fixed rule takes part both in our chunks and in its own; in more hops the two are alike.
+EXACT_HOPS = 100_000
+# Steps of the balanced way up to which `direct` takes part: it wins where latency rules, and else each holder sends all copies
+# itself, in one tangle of flows that takes longest to predict (Qwen3-235B from 128 to 128 GPUs: 10 s).
+DIRECT_STEPS = 10_000
 
 
 def plan(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
     """The plan of `greedy`. `whole` are the pieces of each class of the problem, uncut."""
-    chunked = cut_into_chunks(problem, whole, topology, options)
-    found = balance(
-        chunked.patterns, chunked.chunks, topology, problem.n_ranks, chunked.bound_s, staging=chunked.staging,
-        most_depth=chunked.most_depth, good_enough=GOOD_ENOUGH,
+    seen = look_at(problem, whole, topology)
+    entrants = [e for each in one_backend_each(options) for e in ways("greedy", seen, topology, backend, each)]
+    return best_plan(entrants, topology, problem.n_ranks, options, seen.bound_s, MOST_OVER)
+
+
+def one_backend_each(options: Options) -> list[Options]:
+    """The options, and where they allow several backends the same with each alone: so a mix is no slower than any one of them."""
+    alone = [replace(options, backends=(backend,)) for backend in options.backends]
+    return [options, *(alone if len(alone) > 1 else ())]
+
+
+def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, options: Options) -> list[Entrant]:
+    """Ways to route the problem: by the fixed rules, mended where a link is too busy, and balanced in chunks of several sizes."""
+    problem = whole.problem
+
+    def enter(chunked: Chunked, found: Balanced) -> Entrant:
+        return entrant_of(strategy, problem, topology, backend, options, chunked, found)
+
+    chunked = cut_into_chunks(whole, options, CHUNKS_OVER_BUSIEST_LINK)
+    n_hops = chunked.n_hops
+    relay = by_rule(Rule.RELAY, chunked, topology)
+    good = relay.busiest_s <= chunked.bound_s * GOOD_ENOUGH
+    if n_hops > RULE_ALONE_HOPS:
+        near = relay.busiest_s <= chunked.bound_s * RULE_OVER
+        return [enter(chunked, relay if near else balanced(chunked, topology, GOOD_ENOUGH))]
+    entrants = [enter(chunked, balanced(chunked, topology, GOOD_ENOUGH))]
+    if good:
+        entrants.append(enter(chunked, relay))
+    else:
+        entrants.append(enter(chunked, balanced(chunked, topology, GOOD_ENOUGH, relay)))
+    if not good or n_hops <= EXACT_HOPS:
+        entrants.append(_exactly(strategy, Rule.RELAY, whole, topology, backend, options))
+    if is_long(whole.bound_s, costs_of(topology, problem.n_ranks, options)):
+        return entrants  # bytes are all that counts, and coarse chunks only balance worse
+    for n_chunks, larger in COARSER:
+        coarse = cut_into_chunks(whole, options, n_chunks, larger)
+        is_new = coarse.n_hops != n_hops or (coarse.message_bytes > chunked.message_bytes and chunked.message_bytes < whole.into)
+        if coarse.n_hops <= ENTRANT_STEPS and is_new:
+            entrants.append(enter(coarse, balanced(coarse, topology, GOOD_ENOUGH)))
+    if entrants[0].n_steps <= DIRECT_STEPS:
+        entrants.append(_exactly(strategy, Rule.DIRECT, whole, topology, backend, options))
+    return entrants
+
+
+def _exactly(strategy: str, rule: Rule, whole: Whole, topology: Topology, backend: Backend, options: Options) -> Entrant:
+    """The very routes of a fixed rule: so the strategy is not slower, where links allow them to take part."""
+    boxes, arranged = arranged_by_rule(rule, whole.problem, whole.pieces, whole.patterns, topology, options)
+    return arranged_entrant(strategy, whole.problem, topology, backend, options, boxes, arranged)
+
+
+def balanced(chunked: Chunked, topology: Topology, good_enough: float, start: Balanced | None = None) -> Balanced:
+    """Trees for all chunks, from nothing or from trees that are mended."""
+    return balance(
+        chunked.patterns, chunked.chunks, topology, chunked.whole.problem.n_ranks, chunked.bound_s, staging=chunked.staging,
+        most_depth=chunked.most_depth, good_enough=good_enough, start=start,
     )  # fmt: skip
-    return lower_chunks("greedy", problem, topology, backend, options, chunked, found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunked:
-    """A problem cut into what is routed as one, with what routing and lowering must know of it.
-
-    bound_s   seconds that the busiest link takes at least, at nominal rates
-    staging   whether pieces may go through ranks that neither hold nor need them
-    most_depth   how many domains deep a chain may be
-    """
-
-    pieces: tuple[Pieces, ...]
-    entries: Entries
-    patterns: Patterns
-    chunks: Chunks
-    bound_s: float
-    message_bytes: int
-    staging: bool
-    most_depth: int
-
-
-def cut_into_chunks(
-    problem: Problem, whole: Sequence[Pieces], topology: Topology, options: Options, n_chunks: int = CHUNKS_OVER_BUSIEST_LINK
-) -> Chunked:
-    """The problem in chunks of 1 / `n_chunks` of what a NIC carries in `bound_s`, or of the busiest rank's intake if less."""
-    into = bytes_into_busiest_rank(problem, whole)
-    bound_s = busiest_bound_s(patterns_of(*entries_of(problem, whole), topology), topology, problem.n_ranks)
-    nic = float(np.median(topology.nic_Bps[: problem.n_ranks]))
-    crossing = len(np.unique(topology.domain[: problem.n_ranks])) > 1 and nic > 0
-    link_bytes = bound_s * nic if crossing else float(into)
-    message_bytes = options.message_bytes
-    if message_bytes is None:
-        message_bytes = message_bytes_for(into, link_bytes if crossing else math.inf)
-    share = min(into, int(link_bytes)) // n_chunks
-    chunk_bytes = max(min(SMALLEST_PIECE_BYTES, message_bytes), min(share, message_bytes))
-    pieces = split_all(problem, whole, chunk_bytes)
-    entries, holders, needers = entries_of(problem, pieces)
-    patterns = patterns_of(entries, holders, needers, topology)
-    largest = int(entries.n_bytes.max(initial=0))
-    return Chunked(
-        tuple(pieces), entries, patterns, chunks_of(entries, len(patterns), chunk_bytes), bound_s, max(message_bytes, largest),
-        options.staging_bytes >= largest + SLOT_ALIGNMENT, depth_for(into, message_bytes),
-    )  # fmt: skip
-
-
-def lower_chunks(
-    strategy: str, problem: Problem, topology: Topology, backend: Backend, options: Options, chunked: Chunked, found: Balanced
-) -> Plan:
-    """The plan that moves each chunk by its tree."""
-    boxes = tuple(Boxes(p.lo, p.hi) for p in chunked.pieces)
-    routes = routes_of(chunked.entries, chunked.chunks, found)
-    return lower(strategy, problem, boxes, topology, backend, routes, chunked.message_bytes, options)
+def by_rule(rule: Rule, chunked: Chunked, topology: Topology) -> Balanced:
+    """The trees that a fixed rule gives the chunks, dealt over the chunks of each pattern."""
+    pattern = chunked.chunks.pattern
+    n_chunks = np.bincount(pattern, minlength=len(chunked.patterns))
+    trees = rule_trees(rule, chunked.patterns, n_chunks)
+    turn = np.arange(len(pattern)) - np.repeat(np.cumsum(n_chunks) - n_chunks, n_chunks)  # chunks stand pattern by pattern
+    tree = trees.first[pattern] + turn % np.maximum(trees.count[pattern], 1)
+    found = Balanced(trees.ptr[tree], np.diff(trees.ptr)[tree], trees.src, trees.dst, trees.parent, trees.kind, 0.0)
+    return with_busiest(found, chunked.chunks, topology, chunked.whole.problem.n_ranks)

@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.backends.channels import Path
 from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, queued, ranges
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing import schedule_kernel
-from shardroute.planner.routing.links import link_rates
-from shardroute.planner.routing.options import Options
+from shardroute.planner.routing.costs import PUTS, Costs
+from shardroute.planner.routing.links import busiest_of, link_rates
+from shardroute.planner.routing.options import N_QUEUES, Options
 from shardroute.planner.routing.routes import Routes
+from shardroute.planner.routing.windows import limit_in_flight
 from shardroute.topologies.topologies import Topology
 
 # Pieces start at multiples of this in a slot, so that they can be copied by the widest loads and stores of a GPU (128 bits).
@@ -28,30 +31,68 @@ MOST_SLOTS = 64
 COMPILE_ROWS = 10_000
 
 
-def lower(
+@dataclass(frozen=True, slots=True, eq=False)
+class Arranged:
+    """Routes in bundles and in order, before staging and credits: enough to tell how long it will take, at a fifth of the cost.
+
+    ends_s     when the last step would end if every port carried one at a time, see `schedule_kernel`
+    near, far  how the steps that stay in a domain are carried, and those that leave it
+    """
+
+    routes: Routes
+    bundling: "_Bundling"
+    walk: "_Walk"
+    ends_s: float
+    near: "_Carrier"
+    far: "_Carrier"
+
+    @property
+    def n_rows(self) -> int:
+        """Steps without credits."""
+        return len(self.walk.bundle)
+
+    def busiest_s(self, topology: Topology, n_ranks: int) -> float:
+        """Seconds of the busiest link at nominal rates."""
+        walk = self.walk
+        return busiest_of(walk.src, walk.dst, walk.lane, self.bundling.n_bytes[walk.bundle], topology, n_ranks)
+
+
+def arrange(routes: Routes, topology: Topology, message_bytes: int, options: Options, costs: Costs | None) -> Arranged:
+    """Bundles of about `message_bytes` along each tree, in order; at most that if the options ask for it.
+
+    Bundles on trees that stage are small enough for `options.staging_bytes`, if their largest piece is. Without costs a message
+    takes its bytes at nominal rates and nothing else.
+    """
+    bundling = _bundle(routes, message_bytes, options.staging_bytes, strict=options.message_bytes is not None)
+    walk, end_s = _walk(routes, bundling, topology)
+    n_bytes = bundling.n_bytes[walk.bundle]
+    near, far = (
+        _carrier(path, rows, walk, n_bytes, end_s, topology, options, costs) for path, rows in _by_path(walk.lane)
+    )
+    return Arranged(routes, bundling, walk, max(near.ends_s, far.ends_s), near, far)
+
+
+def finish(
     strategy: str,
     problem: Problem,
     boxes: tuple[Boxes, ...],
     topology: Topology,
     backend: Backend,
-    routes: Routes,
-    message_bytes: int,
+    arranged: Arranged,
     options: Options,
 ) -> Plan:
-    """The plan that moves every entry by its tree, in bundles of about `message_bytes`; at most that if the options ask for it.
-
-    Bundles on trees that stage are small enough for `options.staging_bytes`, if their largest piece is.
-    """
-    bundling = _bundle(routes, message_bytes, options.staging_bytes, strict=options.message_bytes is not None)
-    walk = _walk(routes, bundling, topology)
-    slots = _assign_slots(routes, bundling, walk, options.staging_bytes)
+    """The plan of arranged routes."""
+    slots = _assign_slots(arranged.routes, arranged.bundling, arranged.walk, options.staging_bytes)
+    steps, bundles = _steps(arranged, slots, backend), slots.bundles
+    if options.max_ops_in_flight is not None:
+        steps, bundles = limit_in_flight(steps, bundles, options.max_ops_in_flight)
     return Plan(
         strategy=strategy,
         topology=topology,
         problem=problem,
         boxes=boxes,
-        bundles=slots.bundles,
-        steps=_steps(walk, slots, backend, options),
+        bundles=bundles,
+        steps=steps,
         group_ptr=np.zeros(1, np.int64),
         group_ranks=np.zeros(0, np.int32),
         slot_bytes=np.full(slots.n_slots, slots.slot_bytes, dtype=np.int64),
@@ -70,8 +111,7 @@ class _Bundling:
 
 
 def _bundle(routes: Routes, message_bytes: int, staging_bytes: int, *, strict: bool) -> _Bundling:
-    """Entries cut into bundles of at most `message_bytes` along each tree; a quarter of the staging memory where the tree stages.
-    """
+    """Entries cut into bundles of at most `message_bytes` along each tree; where it stages, a quarter of the staging memory."""
     stages = np.zeros(len(routes.tree_ptr) - 1, dtype=bool)
     stages[np.repeat(np.arange(len(stages)), np.diff(routes.tree_ptr))[routes.staged]] = True
     order = np.lexsort((routes.piece, routes.tensor, routes.tree))
@@ -115,31 +155,80 @@ class _Walk:
     expected: Ints
 
 
-def _walk(routes: Routes, bundling: _Bundling, topology: Topology) -> _Walk:
+def _walk(routes: Routes, bundling: _Bundling, topology: Topology) -> tuple[_Walk, NDArray[np.float64]]:
+    """The rows in order, and when each would end."""
     depth = routes.depths()
     hop, bundle = ranges(routes.tree_ptr, bundling.tree)
     first = (np.cumsum(np.diff(routes.tree_ptr)[bundling.tree]) - np.diff(routes.tree_ptr)[bundling.tree])[bundle]
     src, dst, lane, parent = routes.src[hop], routes.dst[hop], routes.lane[hop], routes.parent[hop]
     parent = np.where(parent >= 0, first + parent, -1)
     tall = routes.heights(depth)[hop].astype(np.float64)
-    start_s = _start_times(src, dst, lane, parent, tall, bundling.n_bytes[bundle], topology)
+    seconds = _port_seconds(src, dst, lane, bundling.n_bytes[bundle], topology)
+    start_s = _start_times(src, dst, lane, parent, tall, seconds, topology.n_gpus)
     order = np.lexsort((bundle, dst, src, depth[hop], start_s))
     expected = np.empty(len(order), dtype=np.int64)
     expected[order] = np.arange(len(order))
-    return _Walk(bundle, src, dst, lane, routes.staged[hop], parent, expected)
+    return _Walk(bundle, src, dst, lane, routes.staged[hop], parent, expected), start_s + seconds
+
+
+def _port_seconds(src: Ranks, dst: Ranks, lane: NDArray[np.uint8], n_bytes: Ints, topology: Topology) -> NDArray[np.float64]:
+    """How long the bytes of each row keep its ports at nominal rates."""
+    near = lane == Lane.HAND_OVER
+    nic, nvlink = link_rates(topology)[[0, 2]]
+    rate = np.where(near, np.minimum(nvlink[src], nvlink[dst]), np.minimum(nic[src], nic[dst]))
+    return np.where(lane == Lane.LOCAL, 0.0, n_bytes / np.maximum(rate, 1.0))
+
+
+def _by_path(lane: NDArray[np.uint8]) -> tuple[tuple[Path, Ints], tuple[Path, Ints]]:
+    """The rows that go by NVLink, and those that go by NICs."""
+    return (Path.NVLINK, np.flatnonzero(lane == Lane.HAND_OVER)), (Path.NIC, np.flatnonzero(lane < Lane.HAND_OVER))
+
+
+@dataclass(frozen=True, slots=True)
+class _Carrier:
+    """How the steps of one path are carried: by which library, over how many queues, and until when."""
+
+    backend: Backend
+    n_queues: int
+    ends_s: float
+
+
+def _carrier(
+    path: Path, rows: Ints, walk: _Walk, n_bytes: Ints, end_s: NDArray[np.float64], topology: Topology, options: Options,
+    costs: Costs | None,
+) -> _Carrier:  # fmt: skip
+    """The cheapest way to carry the rows of a path: by each library that may, when the last would end at the rate that its queues
+    of such messages reach, and the starts of the rank that has most, of which the queues overlap.
+    """
+    most = options.max_ops_in_flight
+    if costs is None or not len(rows):
+        n_queues = N_QUEUES if most is None else min(N_QUEUES, most)
+        return _Carrier(options.backends[0], n_queues, float(end_s[rows].max(initial=0.0)))
+    size, last_s = float(np.median(n_bytes[rows])), float(end_s[rows].max())
+    nominal, link = (topology.nvlink_Bps, costs.near_Bps) if path is Path.NVLINK else (topology.nic_Bps, costs.far_Bps)
+    n_starts = max(int(np.bincount(rank[rows]).max()) for rank in (walk.src, walk.dst))
+    found = []
+    for backend in [b for b in options.backends if b in costs.backends()] or options.backends[:1]:
+        wanted = costs.queues(size, path, backend)
+        n_queues = wanted if most is None else min(wanted, most)
+        reached = min(link, n_queues * costs.rate_Bps(size, path, backend))
+        slower = float(np.median(nominal[: costs.n_ranks])) / reached
+        # A GPU's puts over NVLink run one at a time, so their starts don't overlap.
+        at_once = 1 if backend in PUTS and path is Path.NVLINK else n_queues
+        ends_s = last_s * slower + n_starts * costs.start_s(size, path, backend) / at_once
+        found.append(_Carrier(backend, n_queues, ends_s))
+    return min(found, key=lambda carrier: carrier.ends_s)
 
 
 def _start_times(
-    src: Ranks, dst: Ranks, lane: NDArray[np.uint8], parent: Ints, tall: NDArray[np.float64], n_bytes: Ints, topology: Topology
-) -> NDArray[np.float64]:
+    src: Ranks, dst: Ranks, lane: NDArray[np.uint8], parent: Ints, tall: NDArray[np.float64], seconds: NDArray[np.float64],
+    n_gpus: int,
+) -> NDArray[np.float64]:  # fmt: skip
     """When each row would start if every port carried one at a time, see `schedule_kernel`."""
-    n, n_gpus = len(src), topology.n_gpus
+    n = len(src)
     near = (lane == Lane.HAND_OVER).astype(np.int64)
     moves = lane != Lane.LOCAL
     out_port, in_port = src + near * n_gpus, dst + near * n_gpus
-    nic, nvlink = link_rates(topology)[[0, 2]]
-    rate = np.where(near, np.minimum(nvlink[src], nvlink[dst]), np.minimum(nic[src], nic[dst]))
-    seconds = np.where(moves, n_bytes / np.maximum(rate, 1.0), 0.0)
     pairs, pair_of = np.unique(out_port[moves] * 2 * n_gpus + in_port[moves], return_inverse=True)
     pair = np.full(n, -1, dtype=np.int64)
     pair[moves] = pair_of
@@ -209,8 +298,7 @@ def _assign_slots(routes: Routes, bundling: _Bundling, walk: _Walk, staging_byte
 
 
 def _delayed(walk: _Walk, filled: Ints, waiting: Ints) -> Ints:
-    """When rows are expected if a row that waits for a slot runs two messages after the last reader of it: the credit is between.
-    """
+    """When rows are expected if a row that waits for a slot runs two messages after its last reader: the credit is between."""
     expected = walk.expected.copy()
     if not len(waiting):
         return expected
@@ -228,8 +316,9 @@ def _delayed(walk: _Walk, filled: Ints, waiting: Ints) -> Ints:
             return expected
 
 
-def _steps(walk: _Walk, slots: _Slots, backend: Backend, options: Options) -> Steps:
+def _steps(arranged: Arranged, slots: _Slots, backend: Backend) -> Steps:
     """The rows of the walk and the credits between them, in the order in which they are expected."""
+    walk, near, far = arranged.walk, arranged.near, arranged.far
     n, n_credits = len(walk.bundle), len(slots.waiting)
     has_parent = walk.parent >= 0
     readers = np.flatnonzero(has_parent & walk.staged[walk.parent])
@@ -240,7 +329,7 @@ def _steps(walk: _Walk, slots: _Slots, backend: Backend, options: Options) -> St
     dst = np.concatenate([walk.dst, walk.src[slots.waiting]])
     lane = np.concatenate([walk.lane, np.full(n_credits, Lane.CREDIT, dtype=np.uint8)])
     expected = np.concatenate([slots.expected, last_read[slots.filled] + 1])
-    order = np.lexsort((bundle, dst, src, expected))
+    order = np.lexsort((bundle, dst, src, expected)) if n_credits else np.argsort(expected)
     new = np.empty(len(order), dtype=np.int64)
     new[order] = np.arange(len(order))
     src_at = np.concatenate([np.where(has_parent, slots.at[walk.parent], SOURCE), np.full(n_credits, SOURCE)])
@@ -252,16 +341,18 @@ def _steps(walk: _Walk, slots: _Slots, backend: Backend, options: Options) -> St
     item, credit = ranges(reader_ptr, slots.filled)
     owner = np.concatenate([np.flatnonzero(has_parent), n + credit, slots.waiting])
     dep = np.concatenate([walk.parent[has_parent], by_slot[item], n + np.arange(n_credits)])
-    queue = count_up(np.lexsort((new, lane, src)), src, lane)
-    owner, dep = _windowed(owner, dep, new, src, options.max_ops_in_flight)
+    queue = _places(order, src, lane) % np.where(lane == Lane.HAND_OVER, near.n_queues, far.n_queues)
     owner, dep = new[owner], new[dep]
-    by_owner = np.lexsort((dep, owner))
+    by_owner = np.argsort(owner) if not n_credits else np.lexsort((dep, owner))
     counts = np.bincount(owner, minlength=len(order))
     total = len(order)
+    carried_by = np.where(lane == Lane.HAND_OVER, near.backend, np.where(lane < Lane.HAND_OVER, far.backend, backend))
+    if backend is Backend.PROCESSES:
+        carried_by = np.full(total, backend)
     return Steps(
         op=np.full(total, Op.COPY, dtype=np.uint8),
-        lane=queued(lane, queue % options.n_queues)[order],
-        backend=np.full(total, backend, dtype=np.uint8),
+        lane=queued(lane, queue)[order],
+        backend=carried_by[order].astype(np.uint8),
         bundle=bundle[order].astype(np.int32),
         src=src[order],
         dst=dst[order],
@@ -273,23 +364,11 @@ def _steps(walk: _Walk, slots: _Slots, backend: Backend, options: Options) -> St
     )
 
 
-def _windowed(owner: Ints, dep: Ints, new: Ints, src: Ranks, max_ops: int | None) -> tuple[Ints, Ints]:
-    """The waits with, where the user limits it, one more: a rank's step waits for the one that is `max_ops` before it."""
-    if max_ops is None:
-        return owner, dep
-    order = np.lexsort((new, src))
-    later, earlier = order[max_ops:], order[: len(order) - min(max_ops, len(order))]
-    same = src[later] == src[earlier]
-    pairs = np.unique(np.stack([np.concatenate([owner, later[same]]), np.concatenate([dep, earlier[same]])]), axis=1)
-    return pairs[0], pairs[1]
-
-
-def count_up(order: Ints, *keys: NDArray[np.integer]) -> Ints:
-    """Each row's place among those of its keys, when rows are sorted by `order` (which keeps these together)."""
-    changes = np.zeros(len(order), dtype=bool)
-    for key in keys:
-        changes |= np.diff(key[order].astype(np.int64), prepend=-1) != 0
-    starts = np.flatnonzero(changes)
+def _places(order: Ints, src: Ranks, lane: NDArray[np.uint8]) -> Ints:
+    """Each row's place among those of its rank and lane, in the given order."""
+    key = src.astype(np.int64) * len(Lane) + lane
+    by_key = order[np.argsort(key[order], kind="stable")]
+    starts = np.flatnonzero(np.diff(key[by_key], prepend=-1))
     place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    place[by_key] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     return place

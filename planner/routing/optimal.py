@@ -16,8 +16,11 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, Chunks, balance, link_loads, price_trees
-from shardroute.planner.routing.greedy import Chunked, cut_into_chunks, lower_chunks
+from shardroute.planner.routing.balance import Balanced, Chunks, link_loads, price_trees
+from shardroute.planner.routing.chunked import Chunked, cut_into_chunks, look_at
+from shardroute.planner.routing.contests import best_plan, entrant_of
+from shardroute.planner.routing.greedy import balanced, one_backend_each, ways
+from shardroute.planner.routing.loads import busiest_s
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.patterns import Patterns
 from shardroute.planner.routing.programs import Program, solve
@@ -28,6 +31,8 @@ from shardroute.topologies.topologies import Topology
 CHUNKS_OVER_BUSIEST_LINK = 400
 # Balancing alone is taken where it is this near to the bound; the program could gain no more.
 NEAR_ENOUGH = 1.005
+# A plan's busiest link stays within this of the bound where a tree can be found.
+MOST_OVER = 1.02
 # Problems whose busiest link is done sooner than a message arrives (launch and latency take some 20 us) are left as they are.
 LEAST_BOUND_S = 20e-6
 # Rounds of pricing; each adds at most one tree a pattern.
@@ -61,20 +66,21 @@ def plan(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend:
 def solution(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Solution:
     """The best plan found within `options.time_limit_s` of solving, with its gap."""
     began = time.perf_counter()
-    chunked = cut_into_chunks(problem, whole, topology, options, CHUNKS_OVER_BUSIEST_LINK)
+    seen = look_at(problem, whole, topology)
+    chunked = cut_into_chunks(seen, options, CHUNKS_OVER_BUSIEST_LINK)
     bound_s, solver = chunked.bound_s, "none needed"
-    found = balance(
-        chunked.patterns, chunked.chunks, topology, problem.n_ranks, bound_s, staging=chunked.staging,
-        most_depth=chunked.most_depth, good_enough=NEAR_ENOUGH,
-    )  # fmt: skip
+    found = balanced(chunked, topology, NEAR_ENOUGH)
     if found.busiest_s > bound_s * NEAR_ENOUGH and bound_s >= LEAST_BOUND_S and topology.machine.kind is MachineKind.GPU:
         left = options.time_limit_s - (time.perf_counter() - began)
         by_domains, solver = domain_bound_s(chunked.patterns, topology, problem.n_ranks, max(left / 4, 0.1))
         bound_s = max(bound_s, by_domains)
         if found.busiest_s > bound_s * NEAR_ENOUGH:
             found = _improved(chunked, topology, problem.n_ranks, found, began + options.time_limit_s)
-    plan = lower_chunks("optimal", problem, topology, backend, options, chunked, found)
-    return Solution(plan, found.busiest_s, min(bound_s, found.busiest_s), solver)
+    entrants = [entrant_of("optimal", problem, topology, backend, options, chunked, found)]
+    entrants += [e for each in one_backend_each(options) for e in ways("optimal", seen, topology, backend, each)]
+    plan = best_plan(entrants, topology, problem.n_ranks, options, bound_s, MOST_OVER)
+    objective_s = busiest_s(plan)
+    return Solution(plan, objective_s, min(bound_s, objective_s), solver)
 
 
 def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_limit_s: float) -> tuple[float, str]:

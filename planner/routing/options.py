@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shardroute.planner.plans import Backend
+from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 
 # Messages that a rank sends at once on a lane. One at a time leaves the NIC idle for every hop's latency and for every
@@ -19,17 +21,20 @@ class Options:
     """Limits of a plan.
 
     message_bytes      the largest message; None chooses it by size
-    staging_bytes the most memory that a rank may use to hold pieces for others; 0: none, routes then use only ranks that hold
-    or
-                       need a piece
-    max_ops_in_flight  the most steps that a rank drives at once; None: as many as lanes have queues
+    staging_bytes      the most memory that a rank may use to hold pieces for others; 0: none, routes then use only ranks that
+                       hold or need a piece
+    max_ops_in_flight  the most steps that a rank drives at once, and the most that arrive at it; None: as many as queues allow
     time_limit_s       seconds for a solver
+    backends           libraries that may carry steps between GPUs, NVLink and NICs apart; of several, the cheapest by `costs`
+    calibration        costs by which ways to route are compared; None: those that ship for the machine, else nominal rates
     """
 
     message_bytes: int | None = None
     staging_bytes: int = STAGING_BYTES
     max_ops_in_flight: int | None = None
     time_limit_s: float = TIME_LIMIT_S
+    backends: tuple[Backend, ...] = (Backend.NCCL,)
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if self.message_bytes is not None and self.message_bytes < 1:
@@ -38,10 +43,7 @@ class Options:
             raise InputError(f"staging memory: expected 0 bytes or more, found {self.staging_bytes}")
         if self.max_ops_in_flight is not None and self.max_ops_in_flight < 1:
             raise InputError(f"operations in flight: expected 1 or more, found {self.max_ops_in_flight}")
+        if not self.backends or Backend.PROCESSES in self.backends:
+            raise InputError("backends: expected one or more libraries that GPUs have: NCCL, NCCL_PUT, NVSHMEM")
         if not self.time_limit_s > 0:
             raise InputError(f"time limit: expected more than 0 seconds, found {self.time_limit_s}")
-
-    @property
-    def n_queues(self) -> int:
-        """Queues of each lane."""
-        return N_QUEUES if self.max_ops_in_flight is None else min(N_QUEUES, self.max_ops_in_flight)

@@ -18,6 +18,8 @@ from shardroute.planner.layouts.fragments import Ints
 
 # Columns from which the model goes to HiGHS as arrays: PuLP takes 0.5 s to build this many.
 PULP_COLUMNS = 20_000
+# How far a row may be exceeded, beside its size: HiGHS's and CBC's default is 1e-7 or 1e-6.
+FEASIBLE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +50,9 @@ class Solved:
     solver: str
 
 
-def solve(program: Program, time_limit_s: float) -> Solved | None:
-    """The best point found in the time, or None when none was."""
-    if not has_highs():
+def solve(program: Program, time_limit_s: float, *, highs: bool | None = None) -> Solved | None:
+    """The best point found in the time, or None when none was. `highs` False does without HiGHS; None looks if it is there."""
+    if not (has_highs() if highs is None else highs):
         return _by_pulp(program, time_limit_s, highs=False)
     if len(program.cost) <= PULP_COLUMNS:
         return _by_pulp(program, time_limit_s, highs=True)
@@ -73,7 +75,7 @@ def has_highs() -> bool:
     try:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
-            highspy.Highs()  # type: ignore[no-untyped-call]
+            highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has types, but not for this
             flush(None)
     finally:
         os.dup2(kept, 1)
@@ -104,13 +106,29 @@ def _by_pulp(program: Program, time_limit_s: float, *, highs: bool) -> Solved | 
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return None
     best = model.sol_status == pulp.LpSolutionOptimal
-    cost = float(pulp.value(model.objective) or 0.0)
+    found = np.array([_known(v.value()) for v in x])
+    if not _holds(program, found):
+        return None
+    cost = _known(pulp.value(model.objective))
     duals = [row.pi for row in constraints]
     return Solved(
-        np.array([v.value() or 0.0 for v in x]), cost, cost if best else -np.inf,
+        found, cost, cost if best else -np.inf,
         np.array(duals, dtype=np.float64) if best and all(d is not None for d in duals) else None,
         "HiGHS through PuLP" if highs else "CBC through PuLP",
     )  # fmt: skip
+
+
+def _holds(program: Program, x: NDArray[np.float64]) -> bool:
+    """Whether a point is within all rows, to what solvers take for feasible. PuLP calls points so that were never computed."""
+    sums = np.bincount(program.row, weights=program.value * x[program.column], minlength=len(program.row_low))
+    size = 1.0 + np.bincount(program.row, weights=np.abs(program.value * x[program.column]), minlength=len(program.row_low))
+    low, high = program.row_low - FEASIBLE * size, program.row_high + FEASIBLE * size
+    return bool(((sums >= low) & (sums <= high)).all())
+
+
+def _known(value: float | None) -> float:
+    """PuLP gives no value to what stands in no row and costs nothing."""
+    return 0.0 if value is None else float(value)
 
 
 def _by_arrays(program: Program, time_limit_s: float) -> Solved | None:
@@ -129,7 +147,7 @@ def _by_arrays(program: Program, time_limit_s: float) -> Solved | None:
     model.a_matrix_.start_ = np.searchsorted(program.column[order], np.arange(n_columns + 1)).astype(np.int32)
     model.a_matrix_.index_ = program.row[order].astype(np.int32)
     model.a_matrix_.value_ = program.value[order]
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has types, but not for this
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("time_limit", float(time_limit_s))
     # A vertex has few fractions, and the serial simplex gives the same one each time. (Not `threads`: HiGHS refuses to run with

@@ -18,8 +18,10 @@ from shardroute.planner.plans import Boxes, Op, Plan, lane_of
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.balance import Balanced, Chunks, balance, busiest_bound_s, chunks_of, routes_of
 from shardroute.planner.routing.balance_kernel import HAND_OVER, LOCAL, STAGED
-from shardroute.planner.routing.greedy import GOOD_ENOUGH, cut_into_chunks
-from shardroute.planner.routing.lowering import SLOT_ALIGNMENT, lower
+from shardroute.planner.routing.chunked import cut_into_chunks, look_at
+from shardroute.planner.routing.costs import costs_of
+from shardroute.planner.routing.greedy import CHUNKS_OVER_BUSIEST_LINK, GOOD_ENOUGH
+from shardroute.planner.routing.lowering import SLOT_ALIGNMENT, arrange, finish
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.patterns import Entries, entries_of, patterns_of
 from shardroute.planner.routing.sizes import split_all
@@ -45,7 +47,7 @@ def replan(plan: Plan, problem: Problem, topology: Topology, options: Options | 
         raise InputError(f"a plan of {plan.strategy} can't be replanned: it has collectives; plan the changed problem anew")
     options = Options() if options is None else options
     whole = pieces_of(problem)
-    sizes = cut_into_chunks(problem, whole, topology, options)
+    sizes = cut_into_chunks(look_at(problem, whole, topology), options, CHUNKS_OVER_BUSIEST_LINK)
     # Cut by the largest piece that the plan has, every piece that is still whole is cut where it was.
     pieces = split_all(problem, whole, int(plan.entry_bytes.max(initial=1)))
     entries, holders, needers = entries_of(problem, pieces)
@@ -69,10 +71,15 @@ def replan(plan: Plan, problem: Problem, topology: Topology, options: Options | 
         start=start,
     )  # fmt: skip
     same = _same(start, found)
-    lowered = lower(
-        plan.strategy, problem, tuple(Boxes(p.lo, p.hi) for p in pieces), topology, backend_for(problem, topology),
-        routes_of(entries, chunks, found), max(sizes.message_bytes, largest), options,
-    )  # fmt: skip
+    arranged = arrange(
+        routes_of(entries, chunks, found),
+        topology,
+        max(sizes.message_bytes, largest),
+        options,
+        costs_of(topology, problem.n_ranks, options),
+    )
+    boxes = tuple(Boxes(p.lo, p.hi) for p in pieces)
+    lowered = finish(plan.strategy, problem, boxes, topology, backend_for(problem, topology), arranged, options)
     return Replanned(lowered, int(chunks.n_bytes[same].sum()), int(chunks.n_bytes[~same].sum()))
 
 
@@ -158,9 +165,7 @@ def _start(
     chunks = Chunks(
         of_entry,
         np.concatenate([pairs[1], others.pattern]).astype(np.int64),
-        np.concatenate(
-            [np.bincount(number, weights=entries.n_bytes[held], minlength=n_kept).astype(np.int64), others.n_bytes]
-        ),
+        np.concatenate([np.bincount(number, weights=entries.n_bytes[held], minlength=n_kept).astype(np.int64), others.n_bytes]),
     )
     rows = [hop for b in pairs[0].tolist() for hop in trees[b]]
     count = np.array([len(trees[b]) for b in pairs[0].tolist()] + [0] * len(others.pattern), dtype=np.int64)

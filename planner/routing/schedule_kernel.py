@@ -9,12 +9,15 @@ If all receivers are busy, it takes the one that is free first. Steps of one sen
 """
 
 from heapq import heappop, heappush
-from typing import Any
 
-Array = Any  # a NumPy array, of the type and shape that `order_steps` makes
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
-def pick(first: int, last: int, head: Array, pair_in: Array, in_free: Array, left: Array, tall: Array, now: float) -> int:
+def pick(first: int, last: int, head: Ints, pair_in: Ints, in_free: Floats, left: Floats, tall: Floats, now: float) -> int:
     """The pair from which a free sender takes its next step, -1 if none has one."""
     best, best_free, best_score = -1, 0.0, 0.0
     for p in range(first, last):
@@ -30,8 +33,8 @@ def pick(first: int, last: int, head: Array, pair_in: Array, in_free: Array, lef
 
 
 def schedule(
-    roots: Array, child_ptr: Array, child: Array, pair: Array, out_port: Array, seconds: Array, tall: Array, pair_ptr: Array,
-    pair_in: Array, head: Array, tail: Array, after: Array, in_free: Array, busy: Array, left: Array, start: Array,
+    roots: Ints, child_ptr: Ints, child: Ints, pair: Ints, out_port: Ints, seconds: Floats, tall: Floats, pair_ptr: Ints,
+    pair_in: Ints, head: Ints, tail: Ints, after: Ints, in_free: Floats, busy: Ints, left: Floats, start: Floats,
 ) -> int:
     """Fill `start` with the time at which each row starts; rows without a pair (local copies) take no port. How many rows
     ran."""  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 
 from shardroute.planner.layouts.overlaps import Pieces, split_large
 from shardroute.planner.problems import Problem
+from shardroute.planner.routing.patterns import Patterns
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_bytes
 
@@ -23,14 +24,12 @@ SHARE_OF_FILLING = 0.08
 SMALLEST_PIECE_BYTES = 64 * 2**10
 
 
-def bytes_into_busiest_rank(problem: Problem, pieces: Sequence[Pieces]) -> int:
-    """The most bytes that any rank needs."""
-    into = np.zeros(problem.n_ranks, dtype=np.int64)
-    for cls, of_class in zip(problem.classes, pieces, strict=True):
-        by_pattern = np.bincount(of_class.pattern, weights=of_class.n_elements, minlength=len(of_class.needers))
-        for needers, n_elements in zip(of_class.needers, by_pattern.tolist(), strict=True):
-            into[needers] += int(n_elements) * cls.itemsize * len(cls.members)
-    return int(into.max(initial=0))
+def bytes_into_busiest_rank(patterns: Patterns, n_ranks: int) -> int:
+    """The most bytes that any rank needs, those included that it holds."""
+    away = np.repeat(patterns.n_bytes, np.diff(patterns.needers[0][patterns.group_ptr]))
+    held = np.repeat(patterns.n_bytes, np.diff(patterns.local[0]))
+    needed = np.bincount(patterns.needers[1], weights=away, minlength=n_ranks)
+    return int((needed + np.bincount(patterns.local[1], weights=held, minlength=n_ranks)).max(initial=0))
 
 
 def message_bytes_for(into_busiest: int, link_bytes: float = math.inf) -> int:
@@ -41,12 +40,15 @@ def message_bytes_for(into_busiest: int, link_bytes: float = math.inf) -> int:
     return int(min(max(wanted, SMALLEST_MESSAGE_BYTES), LARGEST_MESSAGE_BYTES))
 
 
+# A GPU's widest loads and stores take 128 bits, at addresses that these divide.
+ALIGNMENT = 16
 # Pieces of all tensors together; each takes some 100 bytes while planning, so this is 2 GB.
 MOST_PIECES = 20_000_000
 
 
 def split_all(problem: Problem, pieces: Sequence[Pieces], most_bytes: int) -> list[Pieces]:
-    """The pieces of each class with every one above `most_bytes` cut along its leading dims.
+    """The pieces of each class with every one above `most_bytes` cut along its leading dims: between whole rows, else
+    within a row at multiples of 16 bytes, where a piece may have as many.
 
     Raises InputError when that would be more than MOST_PIECES.
     """
@@ -60,7 +62,10 @@ def split_all(problem: Problem, pieces: Sequence[Pieces], most_bytes: int) -> li
             f"messages of at most {format_bytes(most_bytes)} would cut the tensors into {n_pieces:,} pieces, and "
             f"{MOST_PIECES:,} are the most that are planned; use a message size of some {fits} or more"
         )
-    return [split_large(p, max(1, most_bytes // cls.itemsize)) for p, cls in zip(pieces, problem.classes, strict=True)]
+    return [
+        split_large(p, max(1, most_bytes // cls.itemsize), max(1, ALIGNMENT // cls.itemsize))
+        for p, cls in zip(pieces, problem.classes, strict=True)
+    ]
 
 
 def depth_for(into_busiest: int, message_bytes: int) -> int:

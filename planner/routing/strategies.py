@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from shardroute.planner.layouts.overlaps import Pieces, overlap
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing import direct, domain_relay, gather_broadcast, greedy, optimal
+from shardroute.planner.routing import gather_broadcast, greedy, hybrid, m2n_pack, optimal
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.sizes import bytes_into_busiest_rank, message_bytes_for, split_all
-from shardroute.planner.routing.trees import TreeRule, plan_by_trees
+from shardroute.planner.routing.rules import Rule, plan_by_rule
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
@@ -29,22 +28,15 @@ class Strategy:
     plan: Planner
 
 
-def _by_trees(name: str, rule: TreeRule) -> Planner:
+def _by_rule(rule: Rule) -> Planner:
     def plan(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
-        limit = options.message_bytes
-        if limit is None:
-            limit = message_bytes_for(bytes_into_busiest_rank(problem, whole))
-        pieces = split_all(problem, whole, limit)
-        return plan_by_trees(name, problem, pieces, topology, backend, rule, limit, options)
+        return plan_by_rule(rule, problem, whole, topology, backend, options)
 
     return plan
 
 
 def _gather_broadcast(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
-    limit = options.message_bytes
-    if limit is None:
-        limit = message_bytes_for(bytes_into_busiest_rank(problem, whole))
-    return gather_broadcast.plan(problem, split_all(problem, whole, limit), topology, backend)
+    return gather_broadcast.plan(problem, whole, topology, backend, options.message_bytes)
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -53,17 +45,27 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy(
             "direct",
             "each needing rank fetches each piece from one holder",
-            _by_trees("direct", direct.trees),
+            _by_rule(Rule.DIRECT),
         ),
         Strategy(
             "domain-relay",
             "one copy of each piece into each NVLink domain, relayed on",
-            _by_trees("domain-relay", domain_relay.trees),
+            _by_rule(Rule.RELAY),
         ),
         Strategy(
             "gather-broadcast",
             "all-gather whole tensors, broadcast them (the usual baseline)",
             _gather_broadcast,
+        ),
+        Strategy(
+            "m2n-pack",
+            "as NCCL M2N does it: pack, store and forward, unpack, tensor by tensor",
+            m2n_pack.plan,
+        ),
+        Strategy(
+            "hybrid",
+            "as NeMo RL does it: feed-forward weights by m2n-pack, then broadcast the rest",
+            hybrid.plan,
         ),
         Strategy(
             "greedy",

@@ -1,4 +1,4 @@
-"""How a strategy says its routes: trees, dealt over the pieces of a pattern.
+"""Rules for one pattern at a time: trees, dealt over the pieces of a pattern. For rules that need not be fast; `rules` has ours.
 
 A *tree* is how one piece travels: copies from holders to needers, some of them from a rank that has just received it. A
 strategy gives, for the holders and needers of a piece, one tree or several equally good ones; pieces are dealt over these in
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardroute.planner.layouts.fragments import Ints, Ranks
+from shardroute.planner.layouts.fragments import Ranks
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import Backend, Boxes, Lane, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.lowering import lower
+from shardroute.planner.routing.costs import costs_of
+from shardroute.planner.routing.lowering import arrange, finish
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.patterns import entries_of
 from shardroute.planner.routing.routes import Routes
+from shardroute.planner.routing.rules import deal
 from shardroute.topologies.topologies import Topology
 
 
@@ -55,7 +57,7 @@ def plan_by_trees(
         alternatives = rule(who, to, topology)
         first[i], count[i] = len(trees), len(alternatives)
         trees.extend(alternatives)
-    turn = _deal(entries.pattern, entries.n_bytes, entries.tensor)
+    turn = deal(entries.pattern, entries.n_bytes, entries.tensor)
     tree = first[entries.pattern] + turn % np.maximum(count[entries.pattern], 1)
     hops = [hop for tree in trees for hop in tree]
     routes = Routes(
@@ -71,14 +73,5 @@ def plan_by_trees(
         tree=tree,
     )
     boxes = tuple(Boxes(p.lo, p.hi) for p in pieces)
-    return lower(strategy, problem, boxes, topology, backend, routes, message_bytes, options)
-
-
-def _deal(pattern: Ints, n_bytes: Ints, tensor: Ints) -> Ints:
-    """Each entry's turn among those of its pattern: dealt largest first (ties by tensor)."""
-    order = np.lexsort((tensor, -n_bytes, pattern))
-    sorted_pattern = pattern[order]
-    starts = np.flatnonzero(np.diff(sorted_pattern, prepend=-1))
-    dealt = np.empty(len(order), dtype=np.int64)
-    dealt[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    return dealt
+    arranged = arrange(routes, topology, message_bytes, options, costs_of(topology, problem.n_ranks, options))
+    return finish(strategy, problem, boxes, topology, backend, arranged, options)

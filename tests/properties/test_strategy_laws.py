@@ -8,8 +8,9 @@ from plan_oracle import deliver, wanted
 
 from shardroute.planner.check import check
 from shardroute.planner.plan_files import load_plan, save_plan
-from shardroute.planner.plans import lane_of
+from shardroute.planner.plans import Lane, lane_of
 from shardroute.planner.reports import needs_of, report, traffic
+from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.simulator.refit import predict
 from shardroute.planner.testing import tensor_problems
@@ -81,6 +82,60 @@ def test_planning_and_predicting_twice_gives_the_same(problem, strategy) -> None
     assert first.digest == second.digest
     ends = [predict(p, calibration).timeline.end_s for p in (first, second)]
     assert np.array_equal(*ends)
+
+
+@settings(max_examples=30)
+@given(
+    problem=tensor_problems(n_ranks=20),
+    strategy=st.sampled_from(["greedy", "optimal"]),
+    machine=st.sampled_from(["dgx-h100", "gb200-nvl72"]),
+)
+def test_what_is_latency_alone_is_not_predicted_slower_than_by_the_fixed_rules(problem, strategy, machine) -> None:
+    topology, calibration = build_topology(load_machine(machine), None, problem.n_ranks), default_calibration(machine)
+
+    ours, *fixed = (
+        predict(make_plan(problem, topology, s), calibration).predicted_s for s in (strategy, "direct", "domain-relay")
+    )
+
+    assert ours <= 1.01 * min(fixed) + 1e-12
+
+
+@settings(max_examples=40)
+@given(
+    problem=tensor_problems(n_ranks=20),
+    strategy=st.sampled_from(["direct", "domain-relay", "greedy", "optimal"]),
+    message_bytes=st.integers(4, 60),
+    most=st.integers(1, 3),
+)
+def test_a_limit_on_what_is_in_flight_holds_out_of_every_rank_and_into_it(problem, strategy, message_bytes, most) -> None:
+    options = Options(max_ops_in_flight=most, message_bytes=message_bytes)
+
+    plan = make_plan(problem, build_topology(H100, None, problem.n_ranks), strategy, options=options)
+
+    assert deliver(plan) == wanted(plan)
+    check(plan)
+    done_before = happens_before(plan)
+    steps, carries = plan.steps, lane_of(plan.steps.lane) != Lane.CREDIT
+    for rank in range(problem.n_ranks):
+        arrives = carries & (steps.dst == rank) & (steps.src != rank)
+        for rows in (np.flatnonzero(carries & (steps.src == rank)), np.flatnonzero(arrives)):
+            assert done_before[rows[most:], rows[:-most]].all()
+
+
+def happens_before(plan):
+    """bool[n, n]: whether the step of the column is complete when that of the row starts, whatever takes how long."""
+    steps = plan.steps
+    n = len(steps)
+    before = np.zeros((n, n), dtype=bool)
+    last = {}
+    for i in range(n):
+        waits = steps.after[steps.after_ptr[i] : steps.after_ptr[i + 1]].tolist()
+        queue = (int(steps.src[i]), int(steps.lane[i]))
+        for step in [*waits, *([last[queue]] if queue in last else [])]:
+            before[i] |= before[step]
+            before[i, step] = True
+        last[queue] = i
+    return before
 
 
 @given(problem=tensor_problems(n_ranks=20), message_bytes=st.integers(1, 60))
