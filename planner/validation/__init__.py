@@ -1,0 +1,1 @@
+"""Published measurements beside what is predicted for them; `shardroute validate` prints them."""

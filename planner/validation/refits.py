@@ -1,0 +1,173 @@
+"""Refits: published latencies against the simulated plans of the strategy that the system runs.
+
+A plan of a whole model has millions of steps. What each layer adds is the same once a refit is under way, so plans of a few
+and of twice as many layers are simulated, and the time is continued along bytes; 235 billion parameters come out within 1 % of
+the whole. Where a training framework ran the refit, its host's time a weight is added: one constant, `control.tensor`, which is
+the median over these very rows, so each is also predicted with the median over the others.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.layouts.models.catalogue import load_model
+from shardroute.planner.layouts.notation import parse_spec
+from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.problems import Problem
+from shardroute.planner.refits import refit_problem
+from shardroute.planner.routing.hybrid import in_bulk
+from shardroute.planner.routing.strategies import make_plan
+from shardroute.planner.simulator.refit import predict
+from shardroute.planner.validation.published import PublishedRefit, published_refits
+from shardroute.planner.validation.rows import ValidationRow
+from shardroute.topologies.calibrations import Calibration, default_calibration
+from shardroute.topologies.machines import Machine, load_machine
+from shardroute.topologies.topologies import Topology, build_topology
+
+# Layers of the two plans; models with no more than twice as many are simulated whole.
+_LAYERS: Final = 4
+_LAYER: Final = re.compile(r"\.(\d+)\.")
+_NO_LAYER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RefitTime:
+    """Predicted seconds of a refit, and from how many of its layers."""
+
+    time_s: float
+    n_layers: int
+    n_simulated: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """A published refit, what moving its bytes is predicted to take, and the weights that its busiest training rank exports."""
+
+    published: PublishedRefit
+    found: RefitTime
+    n_weights: int
+
+    @property
+    def tensor_s(self) -> float:
+        """Host time a weight that would make the prediction right; 0 where moving alone takes as long as was measured."""
+        return max(self.published.time_s - self.found.time_s, 0.0) / self.n_weights
+
+    def with_control(self, tensor_s: float) -> float:
+        """Seconds with the host's time; a refit that no framework ran has none."""
+        return self.found.time_s + (self.n_weights * tensor_s if self.published.framework else 0.0)
+
+
+def refit_rows(progress: Callable[[float], None] | None = None) -> Iterator[ValidationRow]:
+    """Every published refit with its prediction. Takes half a minute."""
+    refits = published_refits()
+    simulated = []
+    for done, published in enumerate(refits):
+        if progress is not None:
+            progress(done / len(refits))
+        simulated.append(_simulated(published))
+    yield from _rows(simulated)
+
+
+def refit_row(published: PublishedRefit) -> ValidationRow:
+    """One published refit with its prediction. Takes some seconds for a large model."""
+    return next(iter(_rows([_simulated(published)])))
+
+
+def _rows(simulated: list[_Simulated]) -> Iterator[ValidationRow]:
+    for one in simulated:
+        published, found = one.published, one.found
+        rest = [other.tensor_s for other in simulated if other is not one and other.published.framework]
+        judged = published.framework and bool(rest)
+        control = default_calibration(published.machine).control
+        yield ValidationRow(
+            "early refit" if published.group.startswith("early") else "refit",
+            f"{published.group} ({published.origin.title})",
+            f"{published.model} {published.source_spec} to {published.target_spec} on {published.machine}",
+            published.time_s,
+            one.with_control(0.0 if control is None else control.tensor_s),
+            published.framework,
+            one.with_control(statistics.median(rest)) if judged else None,
+            "row" if judged else "",
+            f"{published.strategy}, {found.time_s:.2f} s simulated with {found.n_simulated} of {found.n_layers} layers"
+            + (f", and the host's time for {one.n_weights:,} weights" if published.framework else ""),
+            published.origin.url,
+            published.note,
+        )
+
+
+def _simulated(published: PublishedRefit) -> _Simulated:
+    problem, _ = refit_problem(
+        load_model(published.model), parse_spec(published.source_spec), parse_spec(published.target_spec)
+    )
+    if published.bulk_only:
+        problem = _with_tensors(problem, in_bulk([tensor.name for tensor in problem.tensors]))
+    machine = _with_domains(load_machine(published.machine), published.domain_gpus)
+    topology = build_topology(machine, None, problem.n_ranks)
+    found = refit_time(problem, topology, published.strategy, default_calibration(published.machine))
+    return _Simulated(published, found, exported_weights(problem))
+
+
+def exported_weights(problem: Problem) -> int:
+    """The feed-forward weights that the busiest training rank holds a part of, each expert's counted by itself."""
+    count = np.zeros(problem.n_ranks, dtype=np.int64)
+    for i in in_bulk([tensor.name for tensor in problem.tensors]).tolist():
+        fragments = problem.source.fragments[i]
+        # Experts are one tensor a projection; its dim 0 counts them.
+        n = fragments.hi[:, 0] - fragments.lo[:, 0] if "*" in problem.tensors[i].name else np.ones(len(fragments), np.int64)
+        np.add.at(count, fragments.rank, n)
+    return int(count.max(initial=0))
+
+
+def refit_time(problem: Problem, topology: Topology, strategy: str, calibration: Calibration) -> RefitTime:
+    """Predicted time of the problem by the strategy: of the whole, or continued along bytes from 4 and 8 layers."""
+    of_layer = _layers(problem)
+    layers = np.unique(of_layer[of_layer != _NO_LAYER])
+
+    def simulated_s(part: Problem) -> float:
+        return predict(make_plan(part, topology, strategy), calibration).predicted_s
+
+    if len(layers) <= 2 * _LAYERS:
+        return RefitTime(simulated_s(problem), len(layers), len(layers))
+    few, more = (_with_layers(problem, of_layer, layers, n) for n in (_LAYERS, 2 * _LAYERS))
+    few_s, more_s = simulated_s(few), simulated_s(more)
+    per_byte_s = (more_s - few_s) / (more.n_bytes - few.n_bytes)
+    return RefitTime(few_s + (problem.n_bytes - few.n_bytes) * per_byte_s, len(layers), 2 * _LAYERS)
+
+
+def _layers(problem: Problem) -> Ints:
+    """The layer of each tensor, -1 for those of none."""
+    found = (_LAYER.search(tensor.name) for tensor in problem.tensors)
+    return np.array([_NO_LAYER if match is None else int(match[1]) for match in found], dtype=np.int64)
+
+
+def _with_layers(
+    problem: Problem,
+    of_layer: Ints,
+    layers: Ints,
+    n: int,
+) -> Problem:
+    """The problem with n of its layers, evenly spaced, and all that is in none."""
+    kept = layers[np.linspace(0, len(layers) - 1, n).round().astype(np.int64)]
+    return _with_tensors(problem, np.flatnonzero(np.isin(of_layer, kept) | (of_layer == _NO_LAYER)))
+
+
+def _with_tensors(problem: Problem, kept: Ints) -> Problem:
+    """The problem with these of its tensors."""
+    rows = kept.tolist()
+
+    def side(layout: Layout) -> Layout:
+        return Layout(tuple(layout.fragments[i] for i in rows), tuple(layout.buffers[i] for i in rows))
+
+    return Problem(tuple(problem.tensors[i] for i in rows), side(problem.source), side(problem.target), problem.n_ranks)
+
+
+def _with_domains(machine: Machine, domain_gpus: int) -> Machine:
+    """The machine with NVLink domains of that many GPUs; 0 leaves them as they are."""
+    if not domain_gpus:
+        return machine
+    return replace(machine, hosts_per_domain=domain_gpus // machine.gpus_per_host, figures=())

@@ -1,0 +1,147 @@
+"""shardroute.planner.validation and `validate`: published rows, honest about what was fitted, within the goals that are met."""
+
+import json
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from shardroute.executors.commands import main
+from shardroute.planner.layouts.models.catalogue import load_model
+from shardroute.planner.layouts.notation import parse_spec
+from shardroute.planner.refits import refit_problem
+from shardroute.planner.routing.strategies import STRATEGIES, make_plan
+from shardroute.planner.simulator.refit import predict
+from shardroute.planner.validation.collectives import collective_rows, left_out_groups
+from shardroute.planner.validation.published import published_collectives, published_permutes, published_refits, refits_left_out
+from shardroute.planner.validation.refits import exported_weights, refit_row, refit_time
+from shardroute.planner.validation.rows import ValidationRow, summarise
+from shardroute.topologies.calibrations import default_calibration
+from shardroute.topologies.machines import load_machine
+from shardroute.topologies.topologies import build_topology
+
+ROW = ValidationRow("collective", "s", "n", 2.0, 3.0, False, None, "", "model", "https://example.org")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[ValidationRow]:
+    return list(collective_rows())
+
+
+def test_every_published_row_names_its_source_and_what_it_was_measured_on() -> None:
+    collectives, permutes, refits = published_collectives(), published_permutes(), published_refits()
+
+    assert min(len(collectives), len(permutes)) > 100
+    assert all(row.source.url.startswith("https://") and row.source.title for row in collectives)
+    assert all(row.origin.url.startswith("https://") and row.strategy in STRATEGIES for row in refits)
+    assert all(n > 0 and reason for n, _, reason in refits_left_out())
+
+
+def test_an_error_is_predicted_over_measured_and_a_fitted_row_is_judged_without_itself() -> None:
+    fitted = replace(ROW, fitted=True, left_out_s=1.0, held_out="row")
+    alone = replace(ROW, fitted=True)
+
+    assert (ROW.error, ROW.judged_error) == (0.5, 0.5)
+    assert (fitted.error, fitted.judged_error) == (0.5, -0.5)
+    assert alone.judged_error is None
+
+
+def test_a_summary_counts_unseen_rows_apart() -> None:
+    left_out = replace(ROW, fitted=True, left_out_s=2.0)
+    found = summarise("x", [ROW, replace(ROW, predicted_s=2.2), replace(ROW, fitted=True), left_out])
+
+    assert (found.n_rows, found.n_fitted, found.n_unseen) == (4, 2, 3)
+    assert found.error_worst == 0.5
+    assert found.unseen_median == pytest.approx(0.1)
+
+
+def test_a_point_of_a_curve_is_met_and_predicted_again_without_it(rows: list[ValidationRow]) -> None:
+    points = [row for row in rows if row.held_out == "row" and not row.note]
+
+    assert len(points) > 800
+    assert statistics.median(abs(row.error) for row in points) < 0.001
+    assert statistics.median(abs(row.left_out_error) for row in points) > 0.01
+
+
+def test_unseen_collectives_and_permutes_are_within_a_tenth_in_the_median(rows: list[ValidationRow]) -> None:
+    for chosen in (rows, [row for row in rows if not row.fitted], [row for row in rows if row.kind == "permute"]):
+        errors = [abs(error) for row in chosen if (error := row.judged_error) is not None]
+
+        assert statistics.median(errors) < 0.10
+
+
+def test_what_misses_by_over_two_fifths_says_a_likely_reason(rows: list[ValidationRow]) -> None:
+    missed = [row for row in rows if row.judged_error is not None and abs(row.judged_error) > 0.4]
+
+    explained = [row for row in missed if row.note or "XLA" in row.series]
+    assert len(missed) < 0.05 * len(rows)
+    assert len(explained) == len(missed)
+
+
+def test_a_group_that_was_not_measured_is_predicted_from_its_neighbours() -> None:
+    errors = [abs(row.error) for row in left_out_groups()]
+
+    assert statistics.median(errors) < 0.10
+
+
+def test_a_refit_continued_from_a_few_layers_comes_out_as_the_whole() -> None:
+    problem, _ = refit_problem(load_model("qwen3-30b-a3b"), parse_spec("EP8 x PP2"), parse_spec("TP8 x DP2"))
+    topology = build_topology(load_machine("dgx-h100"), None, problem.n_ranks)
+    costs = default_calibration("dgx-h100")
+
+    whole = predict(make_plan(problem, topology, "hybrid"), costs).predicted_s
+    found = refit_time(problem, topology, "hybrid", costs)
+
+    assert (found.n_layers, found.n_simulated) == (48, 8)
+    assert found.time_s == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["nemo_anchor_470", "nemo_q4b"])
+def test_a_published_refit_is_predicted_within_its_range(name: str) -> None:
+    published = next(row for row in published_refits() if row.name == name)
+
+    found = refit_row(published)
+
+    assert published.low_s <= found.predicted_s <= published.high_s
+    assert found.fitted
+
+
+def test_weights_are_counted_as_in_the_checkpoint_on_the_busiest_rank() -> None:
+    problem, _ = refit_problem(load_model("qwen3-30b-a3b"), parse_spec("EP8 x PP2"), parse_spec("TP8 x DP2"))
+
+    assert exported_weights(problem) == 128 // 8 * 48 // 2 * 3
+
+
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["shardroute", "validate", *options])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def test_the_command_prints_series_the_worst_rows_and_what_all_comes_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = command(capsys, monkeypatch, "--collectives")
+
+    assert code == 0
+    assert "rows never fitted" in out
+    assert "likely reason" in out
+
+
+def test_json_has_every_row_with_its_errors(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = command(capsys, monkeypatch, "--collectives", "--json")
+
+    found = json.loads(out)
+    assert code == 0
+    assert len(found["rows"]) > 1500
+    assert {"published_s", "predicted_s", "error", "fitted", "left_out", "left_out_error", "source"} <= set(found["rows"][0])
+    assert found["summaries"][0]["n_rows"] == len(found["rows"])
+
+
+def test_ring_is_shown_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, error = command(capsys, monkeypatch, "--ring", "--refits")
+
+    assert code == 2
+    assert "--ring is shown alone" in error
