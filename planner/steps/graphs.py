@@ -1,0 +1,193 @@
+"""A training step as tasks of the event kernel: what one GPU computes and moves, in order and with what may overlap.
+
+All GPUs do the same (zigzag makes causal work even), so the tasks of one stand for all. Lanes: computing, hops of the ring,
+gathering weights, scattering gradients. A collective of the tensor axis stands in the computing lane, since what follows needs
+it; so does a hop that doesn't overlap.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies
+from shardroute.planner.steps.transfers import Flow, Link
+
+_COMPUTE, _RING, _WEIGHTS, _GRADIENTS = range(4)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RingWork:
+    """Attention of one layer and pass: a block of first_s seconds (a rank's own keys), then blocks of block_s, each with a hop.
+
+    `last` comes after the last block (the gradients of keys and values go home); `whole` before the first (all-gather,
+    all-to-all in) and `after` behind all (all-to-all out, reduce-scatter). Backward passes n_blocks hops instead of
+    n_blocks - 1.
+    """
+
+    n_blocks: int
+    first_s: float
+    block_s: float
+    n_hops: int
+    hop: Flow
+    last: Flow
+    whole: Flow
+    after: Flow
+
+    @property
+    def computed_s(self) -> float:
+        """Seconds of all blocks."""
+        return self.first_s + (self.n_blocks - 1) * self.block_s
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One pass over one layer: seconds of products before and after attention, attention, the tensor axis's collectives."""
+
+    before_s: float
+    attention: RingWork
+    after_s: float
+    gather: Flow
+    scatter: Flow
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """All of a step: passes of a layer (`again` when the backward pass computes it again), weights, logits, optimizer."""
+
+    forward: LayerWork
+    again: LayerWork | None
+    backward: LayerWork
+    weights: Flow
+    gradients: Flow
+    logits_s: float
+    optimizer_s: float
+    overlapped: bool
+
+
+class Builder:
+    """Tasks in order of index; each method appends some and returns the index of the last."""
+
+    def __init__(self) -> None:
+        self._delay: list[Floats] = []
+        self._amount: list[Floats] = []
+        self._cap: list[Floats] = []
+        self._link: list[Ints] = []
+        self._lane: list[Ints] = []
+        self._owner: list[Ints] = [np.zeros(0, np.int64)]
+        self._dep: list[Ints] = [np.zeros(0, np.int64)]
+        self.n = 0
+
+    def compute(self, seconds: float, after: int = -1) -> int:
+        """One task that computes."""
+        return self._append(_COMPUTE, np.array([0.0]), np.array([seconds]), np.array([1.0]), np.array([-1]), after)
+
+    def move(self, flow: Flow, lane: int, after: int = -1) -> int:
+        """One flow; none when it has no bytes (the index is then that of the task before)."""
+        if flow.link is Link.NONE:
+            return self.n - 1
+        return self._append(
+            lane, np.array([flow.start_s]), np.array([flow.n_bytes]), np.array([flow.rate_Bps]), np.array([int(flow.link)]), after
+        )
+
+    def ring(self, work: RingWork, overlapped: bool) -> int:
+        """The blocks and hops of one ring. Block i + 1 needs hop i; hop i needs block i - 1, whose slot it fills."""
+        lane = _RING if overlapped else _COMPUTE
+        n, n_hops = work.n_blocks, work.n_hops if work.hop.link is not Link.NONE else 0
+        first = self.n
+        is_hop = np.zeros(n + n_hops, dtype=bool)
+        is_hop[0 : 2 * n_hops : 2] = True  # hop 0, block 0, hop 1, block 1, ... and what is left of the blocks
+        at_hop, at_block = first + np.flatnonzero(is_hop), first + np.flatnonzero(~is_hop)
+        self._delay.append(np.where(is_hop, work.hop.start_s, 0.0))
+        amount = np.where(is_hop, work.hop.n_bytes, work.block_s)
+        amount[at_block[0] - first] = work.first_s
+        self._amount.append(amount)
+        self._cap.append(np.where(is_hop, work.hop.rate_Bps, 1.0))
+        self._link.append(np.where(is_hop, int(work.hop.link), -1))
+        self._lane.append(np.where(is_hop, lane, _COMPUTE))
+        if n_hops:
+            n_needing = min(n_hops, n - 1)
+            self._needs(at_block[1 : n_needing + 1], at_hop[:n_needing])
+            self._needs(at_hop[1:], at_block[: n_hops - 1])
+            if first:
+                self._needs(at_hop[:1], np.array([first - 1]))
+        self.n += n + n_hops
+        return self.n - 1
+
+    def graph(self, capacity: tuple[float, float]) -> TaskGraph:
+        """The task graph over the links of one GPU (NVLink, NIC) with these capacities."""
+        link = np.concatenate(self._link)
+        lane = np.concatenate(self._lane)
+        owner, dep = np.concatenate(self._owner), np.concatenate(self._dep)
+        order = np.argsort(owner, kind="stable")
+        needs = (np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self.n))]), dep[order].astype(np.int32))
+        dep_ptr, dep_tasks = merge_dependencies(in_order(lane), needs)
+        return TaskGraph(
+            start_s=np.zeros(self.n), delay_s=np.concatenate(self._delay), amount=np.concatenate(self._amount),
+            cap=np.concatenate(self._cap), weight=np.ones(self.n),
+            route_ptr=np.concatenate([[0], np.cumsum(link >= 0)]), route_links=link[link >= 0].astype(np.int32),
+            dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=np.array(capacity),
+        )  # fmt: skip
+
+    def _append(self, lane: int, delay: Floats, amount: Floats, cap: Floats, link: Ints, after: int) -> int:
+        self._delay.append(delay)
+        self._amount.append(amount)
+        self._cap.append(cap)
+        self._link.append(link)
+        self._lane.append(np.array([lane]))
+        if after >= 0:
+            self._needs(np.array([self.n]), np.array([after]))
+        self.n += 1
+        return self.n - 1
+
+    def _needs(self, tasks: Ints, deps: Ints) -> None:
+        self._owner.append(tasks)
+        self._dep.append(deps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """The graph of a step of `n_layers` layers; the task that ends each layer's forward pass and backward pass, in order."""
+
+    graph: TaskGraph
+    forward_ends: tuple[int, ...]
+    backward_ends: tuple[int, ...]
+
+
+def step_graph(work: StepWork, n_layers: int, capacity: tuple[float, float]) -> StepGraph:
+    """The tasks of a step. A layer's weights are gathered while the layer before computes, two layers' being held at most."""
+    build = Builder()
+    build.compute(0.0)  # a task to wait for, so that every graph has a dependency
+    forward_ends: list[int] = []
+    backward_ends: list[int] = []
+    for _ in range(n_layers):
+        gathered = build.move(work.weights, _WEIGHTS, forward_ends[-2] if len(forward_ends) > 1 else 0)
+        forward_ends.append(_layer(build, work.forward, gathered, work.overlapped))
+    build.compute(work.logits_s)
+    ends = list(forward_ends[-2:])
+    for _ in range(n_layers):
+        gathered = build.move(work.weights, _WEIGHTS, ends[-2] if len(ends) > 1 else 0)
+        if work.again is not None:
+            _layer(build, work.again, gathered, work.overlapped)
+        backward_ends.append(_layer(build, work.backward, gathered, work.overlapped))
+        ends.append(backward_ends[-1])
+        last = build.move(work.gradients, _GRADIENTS, backward_ends[-1])
+    build.compute(work.optimizer_s, last)
+    return StepGraph(build.graph(capacity), tuple(forward_ends), tuple(backward_ends))
+
+
+def _layer(build: Builder, work: LayerWork, gathered: int, overlapped: bool) -> int:
+    ring = work.attention
+    build.move(work.gather, _COMPUTE)
+    build.compute(work.before_s, gathered)
+    build.move(ring.whole, _COMPUTE)
+    build.ring(ring, overlapped)
+    build.move(ring.last, _COMPUTE)
+    build.move(ring.after, _COMPUTE)
+    build.compute(work.after_s)
+    build.move(work.scatter, _COMPUTE)
+    build.move(work.gather, _COMPUTE)
+    return build.move(work.scatter, _COMPUTE)

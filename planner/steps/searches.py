@@ -1,0 +1,177 @@
+"""Every way to lay a training step over GPUs that a model and a machine allow, predicted and ranked."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from shardroute.planner.steps.memories import step_memory
+from shardroute.planner.steps.models import DenseModel
+from shardroute.planner.steps.predictions import StepPrediction, computed_s, predict_step
+from shardroute.planner.steps.rates import StepRates
+from shardroute.planner.steps.settings import Carrier, Scheme, StepLayout, check_layout
+from shardroute.planner.steps.transfers import Network, carriers, uncalibrated
+from shardroute.planner.steps.works import step_work
+from shardroute.topologies.errors import InputError
+
+# Least difference between step times that the model is trusted to tell: its rates meet published steps to 4 % at best.
+_SAME_STEP = 0.01
+# Layouts that don't fit are predicted only to say what more memory would bring.
+_N_UNFIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a search is free to choose: None is free, anything else is fixed."""
+
+    cp: int | None = None
+    tp: int | None = None
+    fsdp: int | None = None
+    scheme: Scheme | None = None
+    ulysses: int | None = None
+    carrier: Carrier | None = None
+
+
+def search(
+    model: DenseModel,
+    asked: StepLayout,
+    wanted: Wanted,
+    rates: StepRates,
+    net: Network,
+    n_best: int = 24,
+    progress: Callable[[float], None] | None = None,
+) -> list[StepPrediction]:
+    """The n_best layouts of `net.n_gpus` GPUs: those that fit first, fastest first. `asked` gives what isn't searched.
+
+    Layouts are simulated in order of the time that they compute, which no step can beat; the search ends when that exceeds
+    the n_best-th found. Of those that don't fit only a few follow. Raises InputError when there is none, with the reason that
+    ruled out the last.
+    """
+    bounded = []
+    for i, layout in enumerate(layouts_of(model, asked, wanted, net)):
+        fits = step_memory(model, layout, net.machine).fits
+        least_s = computed_s(step_work(model, layout, rates, net), model.n_layers)
+        bounded.append(((not fits, least_s, i), layout))
+    bounded.sort(key=lambda item: item[0])
+    n_fit = sum(not bound[0] for bound, _ in bounded)
+    found: list[StepPrediction] = []
+    for chosen, n in ((bounded[:n_fit], n_best), (bounded[n_fit:], _N_UNFIT if n_fit else n_best)):
+        times: list[float] = []
+        for i, ((_, least_s, _), layout) in enumerate(chosen):
+            if len(times) >= n and sorted(times)[n - 1] <= least_s:
+                break
+            found.append(predict_step(model, layout, rates, net))
+            times.append(found[-1].step_s)
+            if progress is not None:
+                progress((i + 1) / len(chosen))
+    return sorted(found, key=_rank)
+
+
+def layouts_of(model: DenseModel, asked: StepLayout, wanted: Wanted, net: Network) -> Iterator[StepLayout]:
+    """The layouts that a search predicts. Raises InputError when there is none."""
+    reason: InputError | None = None
+    any_found = False
+    for cp, tp in _degrees(model, wanted, net):
+        fsdp = net.n_gpus // (cp * tp)
+        for scheme, ulysses in _schemes(cp, wanted):
+            layout = replace(asked, cp=cp, tp=tp, fsdp=fsdp, scheme=scheme, ulysses=ulysses, carrier=Carrier.NCCL)
+            try:
+                check_layout(model, layout)
+            except InputError as error:
+                reason = error
+                continue
+            found = _carriers(net, layout, wanted)
+            if not found:
+                reason = uncalibrated(net, "p2p") if layout.ring > 1 else _carries_nothing(wanted, scheme)
+            for carrier in found:
+                any_found = True
+                yield replace(layout, carrier=carrier)
+    if not any_found:
+        raise reason or InputError(
+            f"no layout of {net.n_gpus} GPUs: cp x tp x fsdp must be {net.n_gpus}; asked for "
+            f"cp {wanted.cp or 'any'}, tp {wanted.tp or 'any'}, fsdp {wanted.fsdp or 'any'}" + _of_attention(wanted)
+        )
+
+
+def _of_attention(wanted: Wanted) -> str:
+    """What else was asked for, where it can rule a layout out."""
+    parts = [f"{name} {value}" for name, value in (("strategy", wanted.scheme), ("ulysses", wanted.ulysses)) if value is not None]
+    if not parts:
+        return ""
+    degrees = "ulysses 1 for ring and all-gather, cp for ulysses, between for hybrid" if wanted.ulysses else "a cp above 1"
+    return f"; and {', '.join(parts)}, which needs {degrees}"
+
+
+def _carries_nothing(wanted: Wanted, scheme: Scheme) -> InputError:
+    return InputError(f"carrier {wanted.carrier} carries the hops of a ring; strategy {scheme} has none: leave --backend out")
+
+
+def why(best: StepPrediction, others: list[StepPrediction]) -> str:
+    """One sentence: what sets the best apart from the fastest that is laid out otherwise, and from what would be faster."""
+    layout = best.layout
+    faster = min((p for p in others if not p.memory.fits), key=lambda p: p.step_s, default=None)
+    rival = next((p for p in others if p.memory.fits and _shape(p.layout) != _shape(layout)), None)
+    parts = []
+    if rival is not None:
+        more = rival.step_s / best.step_s - 1
+        close = " (less than the model can tell apart)" if more < _SAME_STEP else ""
+        parts.append(
+            f"{more:.1%} faster{close} than cp {rival.layout.cp} x tp {rival.layout.tp} x fsdp {rival.layout.fsdp} "
+            f"{rival.layout.scheme}: exposed communication {best.exposed_s:.3g} s against {rival.exposed_s:.3g} s, "
+            f"computing {best.compute_s:.3g} s against {rival.compute_s:.3g} s"
+        )
+    if best.memory.fits and faster is not None and faster.step_s < best.step_s:
+        parts.append(
+            f"cp {faster.layout.cp} x tp {faster.layout.tp} x fsdp {faster.layout.fsdp} {faster.layout.scheme} would take "
+            f"{faster.step_s:.3g} s but needs {faster.memory.total / 1e9:.0f} GB a GPU"
+        )
+    same = [p for p in others if _shape(p.layout) == _shape(layout) and p.layout.carrier is not layout.carrier]
+    if same:
+        spread = max(p.step_s for p in same) / best.step_s - 1
+        note = ", less than the model can tell apart" if spread < _SAME_STEP else ""
+        parts.append(f"its carrier matters by up to {spread:.1%}{note}")
+    return "; ".join(parts)
+
+
+def _rank(prediction: StepPrediction) -> tuple[bool, float, int, int, int, str]:
+    layout = prediction.layout
+    return (not prediction.memory.fits, prediction.step_s, layout.cp, layout.tp, layout.ulysses, layout.carrier)
+
+
+def _shape(layout: StepLayout) -> tuple[int, int, int, Scheme, int]:
+    return layout.cp, layout.tp, layout.fsdp, layout.scheme, layout.ulysses
+
+
+def _degrees(model: DenseModel, wanted: Wanted, net: Network) -> Iterator[tuple[int, int]]:
+    """(cp, tp) whose product divides the GPUs. Tensor ranks stay in one NVLink domain, where their collectives are fast."""
+    for tp in _divisors(net.n_gpus) if wanted.tp is None else [wanted.tp]:
+        if wanted.tp is None and (tp > net.machine.gpus_per_domain or model.n_kv_heads % tp):
+            continue
+        if tp < 1 or net.n_gpus % tp:
+            continue
+        left = net.n_gpus // tp
+        for cp in _divisors(left) if wanted.cp is None else [wanted.cp]:
+            if cp >= 1 and left % cp == 0 and (wanted.fsdp is None or left // cp == wanted.fsdp):
+                yield cp, tp
+
+
+def _schemes(cp: int, wanted: Wanted) -> Iterator[tuple[Scheme, int]]:
+    if cp == 1:
+        if wanted.scheme in (None, Scheme.RING):
+            yield Scheme.RING, 1
+        return
+    every = [(Scheme.RING, 1), (Scheme.ALL_GATHER, 1), (Scheme.ULYSSES, cp)]
+    every += [(Scheme.HYBRID, u) for u in _divisors(cp) if 1 < u < cp]
+    for scheme, ulysses in every:
+        if wanted.scheme in (None, scheme) and wanted.ulysses in (None, ulysses):
+            yield scheme, ulysses
+
+
+def _carriers(net: Network, layout: StepLayout, wanted: Wanted) -> list[Carrier]:
+    if layout.ring == 1:
+        return [Carrier.NCCL] if wanted.carrier in (None, Carrier.NCCL) or layout.cp == 1 else []
+    if wanted.carrier is not None:
+        return [wanted.carrier]
+    return carriers(net, layout)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
