@@ -3,7 +3,34 @@
 `app` is the whole program's Typer app; shardroute.executors.cli adds the commands that run plans.
 """
 
-from shardroute.planner.cli import bound, catalogues, inspect, layout, plan, predict
+from shardroute.planner.cli import (
+    bound,
+    catalogues,
+    choose,
+    inspect,
+    layout,
+    plan,
+    plan_ring,
+    predict,
+    refits,
+    replan,
+    ring,
+    validate,
+)
 from shardroute.planner.cli.program import app
 
-__all__ = ["app", "bound", "catalogues", "inspect", "layout", "plan", "predict"]
+__all__ = [
+    "app",
+    "bound",
+    "catalogues",
+    "choose",
+    "inspect",
+    "layout",
+    "plan",
+    "plan_ring",
+    "predict",
+    "refits",
+    "replan",
+    "ring",
+    "validate",
+]

@@ -4,7 +4,14 @@
 import msgspec
 
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
-from shardroute.planner.cli.plan import CalibrationOption, MachineOption, MaxStagingOption, calibration_for, topology_for
+from shardroute.planner.cli.plan import (
+    CalibrationOption,
+    MachineOption,
+    MaxStagingOption,
+    NicOption,
+    calibration_for,
+    topology_for,
+)
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import (
     Asked,
@@ -21,6 +28,7 @@ from shardroute.planner.cli.requests import (
     ScaleOption,
     ShapeOption,
     ToConventionOption,
+    ToFirstRankOption,
     ToJsonOption,
     ToMeshOption,
     ToOption,
@@ -53,6 +61,7 @@ def bound_command(
     scale: ScaleOption = None,
     from_convention: FromConventionOption = None,
     to_convention: ToConventionOption = None,
+    to_first_rank: ToFirstRankOption = None,
     mtp: MtpOption = False,
     precision: PrecisionOption = None,
     shape: ShapeOption = None,
@@ -67,6 +76,7 @@ def bound_command(
     to_json: ToJsonOption = None,
     calibration: CalibrationOption = None,
     max_staging: MaxStagingOption = None,
+    nic: NicOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Say how fast a move can be at best: each cut that its bytes must cross, tightest first. Takes a problem as `plan` does.
@@ -77,15 +87,15 @@ def bound_command(
         model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,
         to_convention=to_convention, mtp=mtp, precision=precision, shape=shape, dtype=dtype, from_mesh=from_mesh,
         from_placements=from_placements, to_mesh=to_mesh, to_placements=to_placements, from_ranks=from_ranks, to_ranks=to_ranks,
-        from_json=from_json, to_json=to_json,
+        from_json=from_json, to_json=to_json, to_first_rank=to_first_rank,
     ).request()  # fmt: skip
     problem = request.problem
-    topology = topology_for(machine, problem.n_ranks)
+    topology = topology_for(machine, problem.n_ranks, nic)
     needs = demand(problem, pieces_of(problem), topology)
     staging = max_staging is None or parse_bytes(max_staging) > 0
     found = cuts(needs, topology, calibration_for(topology.machine, calibration), staging=staging)
     report = BoundReport(
-        machine=f"{topology.machine.name} x {topology.n_units}",
+        machine=topology.title,
         n_src_gpus=len(problem.source.ranks),
         n_dst_gpus=len(problem.target.ranks),
         n_tensor_bytes=problem.n_bytes,

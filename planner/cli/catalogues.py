@@ -66,6 +66,13 @@ def show_machine(
         return
     title = f"\nMeasured costs: {calibration.library}, {calibration.versions}"
     print_table(["cost", "value", "source"], [[f.key, f.text, f.source] for f in calibration.figures], title=title)
+    if calibration.curves:
+        print_table(
+            ["collective", "ranks", "domains", "sizes", "source"],
+            [[str(c.op), str(c.n_ranks), str(c.n_domains), str(len(c.n_bytes)), c.source] for c in calibration.curves],
+            right=["ranks", "domains", "sizes"],
+            title="\nMeasured curves: times over bytes",
+        )
 
 
 @models.callback()

@@ -1,22 +1,28 @@
 """`shardroute show` and `shardroute check`: what is in a plan file, whether it delivers, and whether two layouts fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import typer
 from msgspec import to_builtins
+from numpy.typing import NDArray
 
 from shardroute.planner.check import check
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
+from shardroute.planner.cli.plan_ring import costs_of
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.texts import devices_text, report_facts
+from shardroute.planner.cli.texts import devices_text, ranges_text, report_facts
 from shardroute.planner.coverage import coverage
 from shardroute.planner.exchange import problem_between, read_inventory
 from shardroute.planner.memories import bytes_in_place, check_memory
+from shardroute.planner.parts import load_part
 from shardroute.planner.plan_files import load_plan
-from shardroute.planner.plans import Lane, Plan, lane_of
+from shardroute.planner.plans import Lane, Op, Plan, lane_of
 from shardroute.planner.reports import bounds_of, report
+from shardroute.planner.ring.reports import ring_facts, ring_report
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.errors import InfeasibleError, InputError
@@ -28,15 +34,28 @@ PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file t
 
 
 @app.command("show", rich_help_panel="Plan and predict")
-def show_command(plan: PlanArgument, calibration: CalibrationOption = None, json: JsonFlag = False) -> None:
-    """Show a plan: its numbers, what bounds it, its steps by kind, and its largest tensors."""
+def show_command(
+    plan: PlanArgument,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Show this rank's own part: what it sends and gets. Reads no more than that.")
+    ] = None,
+    calibration: CalibrationOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show a plan: its numbers, what bounds it, its steps by kind, and its largest tensors. Or a rank's own part of it."""
+    if rank is not None:
+        _show_part(plan, rank, json)
+        return
     loaded = load_plan(plan)
     machine = loaded.topology.machine
+    if loaded.attention is not None:
+        _show_ring(loaded, plan, calibration, json)
+        return
     known = calibration is not None or machine.name in calibration_names()
     costs = calibration_for(machine, calibration if known else "nominal")
     with progress("predicting") as done:
         found = report(loaded, predict(loaded, costs, progress=done) if known else None, costs)
-    bounds, lanes = bounds_of(loaded, costs), _by_lane(loaded)
+    bounds, lanes = bounds_of(loaded, costs), _by_lane(loaded, np.ones(len(loaded.steps), dtype=bool))
     if json:
         print_json(to_builtins(found) | {"layouts": dict(loaded.problem.about), "bounds": bounds, "lanes": lanes})
         return
@@ -48,12 +67,7 @@ def show_command(plan: PlanArgument, calibration: CalibrationOption = None, json
             right=["bytes", "at least"],
             title="\nWhat no plan can beat",
         )
-    print_table(
-        ["lane", "steps", "bytes", "largest"],
-        [[lane.lane, f"{lane.n_steps:,}", format_bytes(lane.n_bytes), format_bytes(lane.largest_bytes)] for lane in lanes],
-        right=["steps", "bytes", "largest"],
-        title="\nSteps",
-    )
+    _print_lanes(lanes, "\nSteps")
     largest = sorted(loaded.problem.tensors, key=lambda tensor: (-tensor.n_bytes, tensor.name))[:5]
     print_table(
         ["tensor", "shape", "dtype", "bytes"],
@@ -61,6 +75,51 @@ def show_command(plan: PlanArgument, calibration: CalibrationOption = None, json
         right=["bytes"],
         title=f"\nLargest of {len(loaded.problem.tensors):,} tensors",
     )
+
+
+def _show_ring(loaded: Plan, path: str, calibration: str | None, json: bool) -> None:
+    """A plan of an attention call: its numbers and its steps by kind."""
+    with progress("predicting"):
+        found = ring_report(loaded, *costs_of(loaded.topology.machine, calibration))
+    lanes = _by_lane(loaded, np.ones(len(loaded.steps), dtype=bool))
+    if json:
+        print_json(to_builtins(found) | {"lanes": lanes})
+        return
+    print_facts(path, ring_facts(found))
+    _print_lanes(lanes, "\nSteps")
+
+
+def _show_part(path: str, rank: int, json: bool) -> None:
+    part = load_part(path, rank)
+    steps, n_bytes = part.plan.steps, part.plan.step_bytes
+    driven = (steps.src == rank) | (steps.op != Op.COPY)
+    away = steps.src != steps.dst
+    sent, got = driven & away, (steps.dst == rank) & away
+    users = part.plan.slot_users
+    staging = int(part.plan.slot_bytes[users[users[:, 0] == rank, 1]].sum())
+    lanes = _by_lane(part.plan, driven)
+    figures = {
+        "rank": rank, "digest": part.digest, "n_steps": part.n_steps, "n_steps_driven": int(driven.sum()),
+        "n_bytes_sent": int(n_bytes[sent & (steps.op == Op.COPY)].sum()), "sends_to": np.unique(steps.dst[sent]).tolist(),
+        "n_steps_got": int(got.sum()), "n_bytes_got": int(n_bytes[got].sum()), "gets_from": np.unique(steps.src[got]).tolist(),
+        "staging_bytes": staging, "lanes": lanes,
+    }  # fmt: skip
+    if json:
+        print_json(figures)
+        return
+    print_facts(
+        f"{path}, rank {rank}",
+        [
+            ("steps of its own", f"{len(part.step):,} of {part.n_steps:,}"),
+            ("drives", f"{figures['n_steps_driven']:,}, {format_bytes(int(n_bytes[sent].sum()))} to other ranks"),
+            ("to ranks", ranges_text([to for to in np.unique(steps.dst[sent]).tolist() if to >= 0]) or "-"),
+            ("gets", f"{int(got.sum()):,}, {format_bytes(int(n_bytes[got].sum()))} from other ranks"),
+            ("from ranks", ranges_text(np.unique(steps.src[got]).tolist()) or "-"),
+            ("staging", format_bytes(staging)),
+            ("digest", f"{part.digest[:16]}, of the whole plan"),
+        ],
+    )
+    _print_lanes(lanes, "\nSteps that it drives")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +132,21 @@ class LaneTotal:
     largest_bytes: int
 
 
-def _by_lane(plan: Plan) -> list[LaneTotal]:
+def _print_lanes(lanes: Sequence[LaneTotal], title: str) -> None:
+    print_table(
+        ["lane", "steps", "bytes", "largest"],
+        [[lane.lane, f"{lane.n_steps:,}", format_bytes(lane.n_bytes), format_bytes(lane.largest_bytes)] for lane in lanes],
+        right=["steps", "bytes", "largest"],
+        title=title,
+    )
+
+
+def _by_lane(plan: Plan, rows: NDArray[np.bool_]) -> list[LaneTotal]:
+    """The totals of these steps (bool[n_steps])."""
     of_step = lane_of(plan.steps.lane)
     totals = []
     for lane in Lane:
-        n_bytes = plan.step_bytes[of_step == lane]
+        n_bytes = plan.step_bytes[rows & (of_step == lane)]
         if len(n_bytes):
             totals.append(LaneTotal(lane.name.lower().replace("_", " "), len(n_bytes), int(n_bytes.sum()), int(n_bytes.max())))
     return totals

@@ -9,6 +9,7 @@ import typer
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import MtpOption, PrecisionOption
+from shardroute.planner.cli.texts import ranges_text
 from shardroute.planner.exchange import Inventory, layout_schema, read_inventory, save_layout
 from shardroute.planner.layouts import CONVENTIONS, lay_out, load_model, parse_spec
 from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
@@ -65,7 +66,7 @@ def layout_command(
     sums = totals(inventory.tensors, inventory.layout)
     if rank is not None:
         if rank not in sums.rank:
-            raise InputError(f"rank {rank} holds nothing; ranks {_ranges(sums.rank.tolist())} do")
+            raise InputError(f"rank {rank} holds nothing; ranks {ranges_text(sums.rank.tolist())} do")
         _show_rank(title, rank, holdings(inventory.tensors, inventory.layout, rank), json)
     elif json:
         rows = zip(sums.rank.tolist(), sums.n_tensors.tolist(), sums.n_bytes.tolist(), strict=True)
@@ -138,18 +139,7 @@ def _with_numbers(names: Sequence[str]) -> str:
     if len(set(names)) == 1:
         return names[0]
     numbers = sorted(int(found[0]) for name in names if (found := re.search(r"\d+", name)))
-    return re.sub(r"\d+", f"{{{_ranges(numbers)}}}", names[0], count=1)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges, `0-3,7`."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return re.sub(r"\d+", f"{{{ranges_text(numbers)}}}", names[0], count=1)
 
 
 def _alike(sums: Totals) -> list[list[str]]:
@@ -157,4 +147,4 @@ def _alike(sums: Totals) -> list[list[str]]:
     groups: dict[tuple[int, int], list[int]] = {}
     for rank, n_tensors, n_bytes in zip(sums.rank.tolist(), sums.n_tensors.tolist(), sums.n_bytes.tolist(), strict=True):
         groups.setdefault((n_tensors, n_bytes), []).append(rank)
-    return [[_ranges(ranks), f"{n:,}", format_bytes(n_bytes)] for (n, n_bytes), ranks in groups.items()]
+    return [[ranges_text(ranks), f"{n:,}", format_bytes(n_bytes)] for (n, n_bytes), ranks in groups.items()]

@@ -1,12 +1,14 @@
 """`shardroute plan`: from a model or a bare tensor and two layouts to a plan file and its numbers."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 from msgspec import to_builtins
 
+from shardroute.planner.arguments import parse_nics
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import (
@@ -24,6 +26,7 @@ from shardroute.planner.cli.requests import (
     ScaleOption,
     ShapeOption,
     ToConventionOption,
+    ToFirstRankOption,
     ToJsonOption,
     ToMeshOption,
     ToOption,
@@ -36,12 +39,14 @@ from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport, report
 from shardroute.planner.routing.auto import choose
+from shardroute.planner.routing.caches import cached_plan
 from shardroute.planner.routing.options import STAGING_BYTES, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
+from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine, machine_names, parse_machine
-from shardroute.topologies.topologies import Topology, build_topology
+from shardroute.topologies.topologies import Topology, build_topology, join_topologies
 from shardroute.topologies.units import format_seconds, parse_bytes
 
 AUTO = "auto"
@@ -51,7 +56,8 @@ MachineOption = Annotated[
     typer.Option(
         "--machine",
         "-m",
-        help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed.',
+        help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed. '
+        'Several kinds on one fabric: "dgx-h100 x 4 + gb200-nvl72".',
         autocompletion=machine_names,
     ),
 ]
@@ -82,10 +88,30 @@ def calibration_for(machine: Machine, name: str | None) -> Calibration:
     return default_calibration(machine.name) if name is None else load_calibration(name)
 
 
-def topology_for(machine: str, n_ranks: int) -> Topology:
-    """The machine of the `--machine` text, with as many units as it says or the ranks need."""
-    found, count = parse_machine(machine)
-    return build_topology(found, count, n_ranks)
+NicOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--nic", metavar="GPUS=RATE", help="GPUs whose NICs are not the machine's, 16-23=200Gb/s; 17=0 is down. Repeatable."
+    ),
+]
+
+
+def topology_for(machine: str, n_ranks: int, nics: Sequence[str] | None = None) -> Topology:
+    """The machines of the `--machine` text, with as many units as it says or the ranks need, and NICs of their own (`--nic`).
+
+    The last machine without a count fills up what the ranks need; others must have one.
+    """
+    *first, last = machine.split(" + ")
+    parts = []
+    for text in first:
+        found, count = parse_machine(text)
+        if count is None:
+            raise InputError(f"machine {machine!r}: {text!r} needs a count, '{text.strip()} x 4'; the last may go without")
+        parts.append(build_topology(found, count))
+    found, count = parse_machine(last)
+    parts.append(build_topology(found, count, max(1, n_ranks - sum(part.n_gpus for part in parts))))
+    topology = join_topologies(parts)
+    return topology if not nics else replace(topology, own_nic_Bps=tuple(parse_nics("--nic", nics).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +124,53 @@ class Planned:
 
 
 def plan_and_predict(
-    problem: Problem, topology: Topology, calibration: Calibration, strategy: str, options: Options | None = None
+    problem: Problem,
+    topology: Topology,
+    calibration: Calibration,
+    strategy: str,
+    options: Options | None = None,
+    cache: str | None = None,
 ) -> Planned:
     """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out.
 
-    The strategy `auto` predicts in order to plan, so there `plan_s` holds both.
+    The strategy `auto` predicts in order to plan, so there `plan_s` holds both. With a `cache` the plan comes from that folder
+    where it is there, and is put there where not.
     """
+    notes: list[tuple[str, str]] = []
+
+    def make() -> Plan:
+        plan, said = _planned(problem, topology, calibration, strategy, options)
+        notes.extend(said)
+        return plan
+
     with progress(f"planning ({strategy})") as done:
         began = time.perf_counter()
-        notes: tuple[tuple[str, str], ...] = ()
-        if strategy == AUTO:
-            choice = choose(problem, topology, calibration, options)
-            plan, notes = choice.plan, (("chosen", choice.reason),)
-        elif strategy == "optimal":
-            found = make_solution(problem, topology, options)
-            plan = found.plan
-            notes = (
-                ("busiest link, nominal", format_seconds(found.objective_s)),
-                ("no plan beats, nominal", f"{format_seconds(found.bound_s)} (gap {found.gap:.2%})"),
-                ("solver", found.solver),
-            )
+        if cache is None:
+            plan = make()
         else:
-            plan = make_plan(problem, topology, strategy, options=options)
+            reads = calibration if strategy == AUTO else None
+            plan, was_there = cached_plan(problem, topology, strategy, cache, options, calibration=reads, make=make)
+            notes.append(("from cache" if was_there else "kept in", cache))
         plan_s = time.perf_counter() - began
         prediction = predict(plan, calibration, progress=done)
-        return Planned(plan, report(plan, prediction, calibration, plan_s), notes)
+        return Planned(plan, report(plan, prediction, calibration, plan_s), tuple(notes))
+
+
+def _planned(
+    problem: Problem, topology: Topology, calibration: Calibration, strategy: str, options: Options | None
+) -> tuple[Plan, list[tuple[str, str]]]:
+    """The plan, and what its strategy has to say."""
+    if strategy == AUTO:
+        choice = choose(problem, topology, calibration, options)
+        return choice.plan, [("chosen", choice.reason)]
+    if strategy == "optimal":
+        found = make_solution(problem, topology, options)
+        return found.plan, [
+            ("busiest link, nominal", format_seconds(found.objective_s)),
+            ("no plan beats, nominal", f"{format_seconds(found.bound_s)} (gap {found.gap:.2%})"),
+            ("solver", found.solver),
+        ]
+    return make_plan(problem, topology, strategy, options=options), []
 
 
 @app.command("plan", rich_help_panel="Plan and predict")
@@ -134,6 +182,7 @@ def plan_command(
     scale: ScaleOption = None,
     from_convention: FromConventionOption = None,
     to_convention: ToConventionOption = None,
+    to_first_rank: ToFirstRankOption = None,
     mtp: MtpOption = False,
     precision: PrecisionOption = None,
     shape: ShapeOption = None,
@@ -150,10 +199,14 @@ def plan_command(
     calibration: CalibrationOption = None,
     message_size: Annotated[str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: by size.")] = None,
     max_staging: MaxStagingOption = None,
+    nic: NicOption = None,
     max_ops_in_flight: Annotated[
         int | None, typer.Option("--max-ops-in-flight", help="Most steps that a GPU drives at once. Default: 8 a lane.")
     ] = None,
     time_limit: Annotated[float, typer.Option("--time-limit", help="Seconds that `optimal` may solve for.")] = TIME_LIMIT_S,
+    cache: Annotated[
+        str | None, typer.Option("--cache", help="Keep plans in this folder, and take the plan from it where it is there.")
+    ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -174,9 +227,9 @@ def plan_command(
         model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,
         to_convention=to_convention, mtp=mtp, precision=precision, shape=shape, dtype=dtype, from_mesh=from_mesh,
         from_placements=from_placements, to_mesh=to_mesh, to_placements=to_placements, from_ranks=from_ranks, to_ranks=to_ranks,
-        from_json=from_json, to_json=to_json,
+        from_json=from_json, to_json=to_json, to_first_rank=to_first_rank,
     ).request()  # fmt: skip
-    topology = topology_for(machine, request.problem.n_ranks)
+    topology = topology_for(machine, request.problem.n_ranks, nic)
     costs = calibration_for(topology.machine, calibration)
     options = Options(
         message_bytes=None if message_size is None else parse_bytes(message_size),
@@ -184,7 +237,7 @@ def plan_command(
         max_ops_in_flight=max_ops_in_flight,
         time_limit_s=time_limit,
     )
-    planned = plan_and_predict(request.problem, topology, costs, strategy, options)
+    planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache)
     if output is not None:
         save_plan(planned.plan, output)
     if json:

@@ -1,21 +1,38 @@
-"""`shardroute simulate` and `shardroute compare`: predicted time, alone and beside a measurement."""
+"""`shardroute simulate`, `trace` and `compare`: predicted time, what bounds it, as a picture, and beside a measurement."""
 
 from typing import Annotated
 
 import typer
 
+from shardroute.planner.arguments import parse_ranks
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, stderr
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.compare import Comparison, compare
+from shardroute.planner.critical_paths import critical_path, reasons, summarise
 from shardroute.planner.plan_files import load_plan
-from shardroute.planner.simulator.refit import predict
-from shardroute.planner.timelines import load_timeline, save_timeline
+from shardroute.planner.plans import Plan
+from shardroute.planner.reports import calibration_warning
+from shardroute.planner.ring.overlaps import overlap_facts, overlap_of
+from shardroute.planner.simulator.refit import Prediction, predict
+from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
+from shardroute.planner.traces import trace
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import check_writable
 from shardroute.topologies.units import format_bytes, format_seconds
 
 SHOWN_RESOURCES = 8
+# Of a critical path, `--json` lists so many steps, the last ones; its parts are of all.
+_MOST_LINKS = 1000
+
+TraceToOption = Annotated[
+    str | None, typer.Option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev to this file.")
+]
+TraceRanksOption = Annotated[
+    str | None,
+    typer.Option("--trace-ranks", metavar="RANKS", help="Ranks that the trace shows, 0-7,128. Default: all, or the busiest."),
+]
 
 
 @app.command("simulate", rich_help_panel="Plan and predict")
@@ -28,16 +45,29 @@ def simulate_command(
         str | None, typer.Option("--machine", "-m", help="Predict for another machine than the plan's (rank i on its GPU i).")
     ] = None,
     calibration: CalibrationOption = None,
+    trace_to: TraceToOption = None,
+    trace_ranks: TraceRanksOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Predict how long a plan takes and which links it keeps busy."""
+    """Predict how long a plan takes, what bounds the end, and which links it keeps busy."""
     loaded = load_plan(plan)
     topology = loaded.topology if machine is None else topology_for(machine, loaded.problem.n_ranks)
     costs = calibration_for(topology.machine, calibration)
+    for path, what in ((output, "the timeline"), (trace_to, "the trace")):
+        if path is not None:
+            check_writable(path, what)
     with progress("simulating") as done:
         prediction = predict(loaded, costs, topology, progress=done)
     if output is not None:
         save_timeline(prediction.timeline, output)
+    if trace_to is not None:
+        _save_trace(loaded, prediction.timeline, prediction, trace_to, trace_ranks)
+    with progress("following the critical path"):
+        chain = critical_path(loaded, prediction)
+    parts = summarise(loaded, chain)
+    warning = calibration_warning(topology.machine, costs)
+    if warning is not None:
+        stderr().print(warning, style="bold red")
     if json:
         busy = [{"resource": r.name, "n_bytes": r.n_bytes, "busy_s": r.busy_s} for r in prediction.resources]
         print_json(
@@ -45,12 +75,28 @@ def simulate_command(
                 "predicted_s": prediction.predicted_s,
                 "digest": loaded.digest,
                 "source": prediction.timeline.source,
+                "calibrated": warning is None,
                 "resources": busy,
+                **({} if loaded.attention is None else {"overlap": overlap_of(loaded, prediction.timeline)}),
+                "critical_path": {"parts": parts, "waited_for": reasons(chain), "steps": chain[-_MOST_LINKS:]},
             }
         )
         return
-    print_facts(plan, [("predicted", format_seconds(prediction.predicted_s)), ("for", prediction.timeline.source)])
+    facts = [("predicted", format_seconds(prediction.predicted_s)), ("for", prediction.timeline.source)]
+    print_facts(plan, [*facts, *overlap_facts(loaded, prediction.timeline)])
     total = prediction.predicted_s
+    print_table(
+        ["what the end waited for", "seconds", "of the time", "steps"],
+        [
+            [part.what, format_seconds(part.seconds), f"{part.seconds / total:.0%}", f"{part.n_steps:,}"]
+            for part in parts[:SHOWN_RESOURCES]
+        ],
+        right=["seconds", "of the time", "steps"],
+        title=f"\nCritical path: {len(chain):,} steps, one after the other",
+    )
+    if chain:
+        waits = ", ".join(f"{part.n_steps:,} by {part.what}" for part in reasons(chain))
+        print_facts("", [("held up", waits)])
     print_table(
         ["resource", "bytes", "busy", "of the time"],
         [
@@ -60,6 +106,27 @@ def simulate_command(
         right=["bytes", "busy", "of the time"],
         title=f"\nBusiest of {len(prediction.resources)} resources",
     )
+
+
+@app.command("trace", rich_help_panel="Plan and predict")
+def trace_command(
+    plan: PlanArgument,
+    timeline: Annotated[str, typer.Argument(metavar="TIMELINE", help="What `simulate -o` or `run -o` wrote of this plan.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Write the trace (JSON) to this file.")],
+    trace_ranks: TraceRanksOption = None,
+) -> None:
+    """Turn a timeline, predicted or measured, into a trace for https://ui.perfetto.dev."""
+    loaded = load_plan(plan)
+    _save_trace(loaded, load_timeline(timeline), None, output, trace_ranks)
+
+
+def _save_trace(plan: Plan, timeline: Timeline, prediction: Prediction | None, path: str, ranks: str | None) -> None:
+    with progress("writing the trace"):
+        found = trace(plan, timeline, prediction, ranks=None if ranks is None else parse_ranks("--trace-ranks", ranks))
+        found.save(path)
+    stderr().print(f"trace written to {path}; open it in https://ui.perfetto.dev", markup=False)
+    if found.note:
+        stderr().print(f"{found.note}; --trace-ranks chooses others", markup=False)
 
 
 @app.command("compare", rich_help_panel="Run and measure")
@@ -103,4 +170,6 @@ def print_comparison(found: Comparison) -> None:
     facts = [(found.first_kind, found.first_source), (found.second_kind, found.second_source)]
     if found.verified is not None:
         facts.append(("verified", f"{format_bytes(found.verified.bytes)}, {found.verified.mismatches} wrong"))
+        if found.verified.against:
+            facts.append(("against", found.verified.against))
     print_facts("", facts)

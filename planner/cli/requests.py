@@ -10,7 +10,7 @@ from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.exchange import problem_between, read_inventory
 from shardroute.planner.layouts import CONVENTIONS, load_model, model_names, parse_spec
 from shardroute.planner.problems import Problem
-from shardroute.planner.refits import refit_problem
+from shardroute.planner.refits import groups_problem
 from shardroute.topologies.errors import InputError
 
 _MODEL, _TENSOR, _FILES = "A model", "A bare tensor", "Layouts of your own"
@@ -26,7 +26,14 @@ ModelOption = Annotated[
     ),
 ]
 FromOption = Annotated[str | None, typer.Option("--from", help='Training layout, "TP4 x PP8 x EP16".', rich_help_panel=_MODEL)]
-ToOption = Annotated[str | None, typer.Option("--to", help='Inference layout, "TP8 x DP16".', rich_help_panel=_MODEL)]
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        help='Inference layout, "TP8 x DP16". Several groups of their own: "TP8 x DP8 + TP4 x DP16".',
+        rich_help_panel=_MODEL,
+    ),
+]
 ScaleOption = Annotated[
     int | None,
     typer.Option(
@@ -43,7 +50,19 @@ FromConventionOption = Annotated[
 ]
 ToConventionOption = Annotated[
     str | None,
-    typer.Option("--to-convention", help=f"Who stores the inference side: {_KNOWN}. Default: vllm.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--to-convention",
+        help=f"Who stores the inference side, or each of its groups (vllm + sglang): {_KNOWN}. Default: vllm.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ToFirstRankOption = Annotated[
+    int | None,
+    typer.Option(
+        "--to-first-rank",
+        help="GPU that the destination begins on; 0: the source's own (colocated). Default: after the source's.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 MtpOption = Annotated[bool, typer.Option("--mtp", help="With the layers that predict further tokens.", rich_help_panel=_MODEL)]
 PrecisionOption = Annotated[
@@ -115,13 +134,14 @@ class Asked:
     to_ranks: str | None
     from_json: str | None
     to_json: str | None
+    to_first_rank: int | None = None
 
     def request(self) -> Request:
         """The request that the options make. Raises InputError when they make none, or two at once."""
         of_model: dict[str, object] = {
             "--model": self.model, "--from": self.from_spec, "--to": self.to_spec, "--scale": self.scale,
             "--from-convention": self.from_convention, "--to-convention": self.to_convention, "--mtp": self.mtp or None,
-            "--precision": self.precision,
+            "--precision": self.precision, "--to-first-rank": self.to_first_rank,
         }  # fmt: skip
         of_tensor: dict[str, object] = {
             "--shape": self.shape, "--dtype": self.dtype, "--from-mesh": self.from_mesh,
@@ -146,12 +166,13 @@ class Asked:
         if self.from_spec is None or self.to_spec is None:
             raise InputError('--model needs both layouts: --from "TP4 x PP8 x EP16" (training) and --to "TP8 x DP16" (inference)')
         model = load_model(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
-        problem, summary = refit_problem(
+        problem, summary = groups_problem(
             model,
             parse_spec(self.from_spec),
-            parse_spec(self.to_spec),
+            [parse_spec(group) for group in self.to_spec.split(" + ")],
             from_convention=self.from_convention,
-            to_convention=self.to_convention or "vllm",
+            to_first_rank=self.to_first_rank,
+            to_conventions=[name.strip() for name in (self.to_convention or "vllm").split(" + ")],
         )
         shrunk = f", scaled down {summary.scale} times" if summary.scale > 1 else ""
         return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", problem.about, problem)

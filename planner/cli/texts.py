@@ -1,5 +1,7 @@
 """Numbers of a plan in words and units, for tables."""
 
+from collections.abc import Sequence
+
 from shardroute.planner.plans import Plan
 from shardroute.planner.reports import PlanReport
 from shardroute.topologies.machines import MachineKind
@@ -9,6 +11,17 @@ from shardroute.topologies.units import format_bytes, format_seconds
 def ratio_text(ratio: float | None) -> str:
     """`1.22 x bound`, or nothing where there is no bound."""
     return "" if ratio is None else f"{ratio:.2f} x bound"
+
+
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges, `0-3,7`."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def devices_text(plan: Plan) -> str:
@@ -29,6 +42,7 @@ def report_facts(report: PlanReport, devices: str) -> list[tuple[str, str]]:
         ("steps", f"{report.n_steps:,}"),
         (f"moved between {devices}", format_bytes(report.n_bytes_moved)),
         ("into other domains", across),
+        *([("copied within its rank", format_bytes(report.n_bytes_local))] if report.n_bytes_local else []),
         ("staging, peak a rank", format_bytes(report.peak_staging_bytes)),
         ("lower bound", f"{format_seconds(report.lower_bound_s)} ({report.bound})"),
     ]

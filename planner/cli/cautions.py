@@ -1,0 +1,13 @@
+"""What must be said aloud, on stderr, of a prediction that a command prints."""
+
+from shardroute.planner.cli.output import stderr
+from shardroute.planner.reports import calibration_warning
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.machines import Machine
+
+
+def say_costs(machine: Machine, calibration: Calibration) -> None:
+    """Print that the costs are nominal, or another machine's; nothing when they are the machine's own."""
+    warning = calibration_warning(machine, calibration)
+    if warning is not None:
+        stderr().print(warning, style="bold red", markup=False)

@@ -1,0 +1,304 @@
+"""`shardroute choose`: what should carry a collective, or each one of an XLA program, and which rule or margin says so."""
+
+import re
+from typing import Annotated
+
+import msgspec
+import typer
+
+from shardroute.planner.choice import (
+    NEWEST,
+    RULE_SETS,
+    Assigned,
+    Choice,
+    HloModule,
+    Libraries,
+    Operation,
+    Setting,
+    Verdict,
+    Version,
+    choose,
+    operation,
+    permute,
+    read_hlo,
+    rule_set,
+)
+from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for
+from shardroute.planner.cli.program import app
+from shardroute.topologies.collectives import Collective
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.machines import MachineKind, parse_machine
+from shardroute.topologies.topologies import build_topology
+from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
+
+_LIBRARIES = ("nccl", "nvshmem")
+
+
+class OptionRow(msgspec.Struct, frozen=True):
+    """One way; the field names are those of `choose --json`, and stay. predicted_s is null where it isn't possible."""
+
+    backend: str
+    possible: bool
+    predicted_s: float | None
+    sms: int
+    reason: str
+
+
+class RuleRow(msgspec.Struct, frozen=True):
+    """What one release of XLA takes. flags: XLA_FLAGS that make it run what was chosen, null where none do."""
+
+    rules: str
+    backend: str
+    reason: str
+    hazards: list[str]
+    flags: list[str] | None
+
+
+class ChoiceRow(msgspec.Struct, frozen=True):
+    """The choice for one collective."""
+
+    name: str
+    op: str
+    dtype: str
+    n_bytes: int
+    group_size: int
+    n_groups: int
+    backend: str
+    predicted_s: float
+    decided_by: str
+    margin: float | None
+    options: list[OptionRow]
+    rules: list[RuleRow]
+
+
+def choice_row(choice: Choice) -> ChoiceRow:
+    """A choice as a row for programs."""
+    asked = choice.operation
+    assert choice.chosen.seconds is not None
+    return ChoiceRow(
+        name=asked.name, op=asked.op, dtype=asked.dtype, n_bytes=asked.n_bytes, group_size=len(asked.largest),
+        n_groups=len(asked.groups), backend=choice.chosen.way, predicted_s=choice.chosen.seconds, decided_by=choice.decided_by,
+        margin=choice.margin,
+        options=[OptionRow(o.way, o.possible, o.seconds, o.n_sms, o.reason) for o in choice.options],
+        rules=[_rule_row(verdict) for verdict in choice.verdicts],
+    )  # fmt: skip
+
+
+@app.command("choose", rich_help_panel="Plan and predict")
+def choose_command(
+    machine: MachineOption,
+    op: Annotated[Collective | None, typer.Option("--op", help="The collective.")] = None,
+    n_bytes: Annotated[
+        str | None,
+        typer.Option("--bytes", help="32MiB: the whole tensor of one rank, as nccl-tests counts; what a permute sends."),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", help="Ranks of the group.", min=2)] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option("--pairs", help="Sources and targets of a permute, 0>1,1>0; one pair is a copy. Default: a ring."),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", help="Devices of the whole program. Default: the ranks of the group.", min=2)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="bf16, f32, s8, f8e4m3fn, ... as XLA writes it. Default: bf16.")
+    ] = None,
+    hlo: Annotated[
+        str | None, typer.Option("--hlo", help="An XLA text dump (--xla_dump_to): chooses for every collective in it.")
+    ] = None,
+    devices_per_process: Annotated[
+        int, typer.Option("--devices-per-process", help="GPUs that one process drives.", min=1)
+    ] = 1,
+    rules: Annotated[
+        str | None,
+        typer.Option("--rules", help="XLA calls, by the rules of this JAX release: xla-0.8.1. Default: no rules but NCCL's."),
+    ] = None,
+    library_version: Annotated[
+        list[str] | None, typer.Option("--library-version", help="nccl=2.29.7 or nvshmem=3.5.1; may be given twice.")
+    ] = None,
+    calibration: CalibrationOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Choose what carries a collective: rules of what is possible and correct first, then predicted time.
+
+    shardroute choose --op collective-permute --bytes 32MiB --ranks 16 --machine gb200-nvl72 --rules xla-0.8.1
+    """
+    found, count = parse_machine(machine)
+    if found.kind is not MachineKind.GPU:
+        raise InputError(f"machine {found.name} has no GPUs; there is nothing to choose between")
+    named = None if rules is None else rule_set(rules)
+    setting = Setting(
+        machine=found, calibration=calibration_for(found, calibration), libraries=_libraries(library_version or []), rules=named
+    )
+    sets = RULE_SETS if named is None else (named,)
+    if hlo is not None:
+        asked_too = {"--op": op, "--bytes": n_bytes, "--ranks": ranks, "--pairs": pairs, "--devices": devices, "--dtype": dtype}
+        if given := [name for name, value in asked_too.items() if value is not None]:
+            raise InputError(f"--hlo and {given[0]} don't go together: the dump says which collectives there are")
+        module = read_hlo(hlo, devices_per_process)
+        build_topology(found, count, max((o.n_devices for o in module.operations), default=1))
+        choices = [choose(each, setting, sets) for each in module.operations]
+        say_costs(found, setting.calibration)
+        _print_module(module, choices, setting, json)
+        return
+    asked = _asked(op, n_bytes, ranks, pairs, "bf16" if dtype is None else dtype, devices, devices_per_process)
+    build_topology(found, count, asked.n_devices)  # refuses a count of the machine that has too few
+    choice = choose(asked, setting, sets)
+    say_costs(found, setting.calibration)
+    if json:
+        print_json(choice_row(choice))
+        return
+    _print_choice(choice, setting)
+
+
+def _asked(
+    op: Collective | None,
+    n_bytes: str | None,
+    ranks: int | None,
+    pairs: str | None,
+    dtype: str,
+    devices: int | None,
+    devices_per_process: int,
+) -> Operation:
+    if pairs is not None and op not in (None, Collective.PERMUTE):
+        raise InputError(f"--pairs and --op {op} don't go together: pairs are those of a {Collective.PERMUTE}")
+    if n_bytes is None or (pairs is None and (op is None or ranks is None)):
+        raise InputError("choose what for? give --op, --bytes and --ranks, or --pairs and --bytes, or --hlo FILE")
+    if pairs is not None:
+        found = _pairs(pairs)
+        n_devices = max(1 + max(max(pair) for pair in found), ranks or 0) if devices is None else devices
+        return permute(
+            _whole_bytes(n_bytes), found, dtype=dtype, n_devices=n_devices, devices_per_process=devices_per_process
+        )
+    assert op is not None
+    assert ranks is not None
+    return operation(op, _whole_bytes(n_bytes), ranks, dtype=dtype, n_devices=devices, devices_per_process=devices_per_process)
+
+
+def _pairs(text: str) -> tuple[tuple[int, int], ...]:
+    matches = [re.fullmatch(r"\s*(\d{1,6})\s*>\s*(\d{1,6})\s*", item) for item in text.split(",")]
+    found = tuple((int(match[1]), int(match[2])) for match in matches if match is not None)
+    if len(found) < len(matches) or len({s for s, _ in found}) < len(found) or len({t for _, t in found}) < len(found):
+        raise InputError(f"--pairs {text!r}: expected pairs such as 0>1,1>0, with each device a source once and a target once")
+    if all(source == target for source, target in found):
+        raise InputError(f"--pairs {text!r}: nothing goes from one device to another; expected pairs such as 0>1,1>0")
+    return found
+
+
+def _whole_bytes(text: str) -> int:
+    n_bytes = parse_bytes(text)
+    if n_bytes < 1:
+        raise InputError(f"--bytes {text}: expected a size above 0, such as 32MiB")
+    return n_bytes
+
+
+def _libraries(given: list[str]) -> Libraries:
+    versions = {"nccl": NEWEST.nccl, "nvshmem": NEWEST.nvshmem}
+    said: dict[str, str] = {}
+    for text in given:
+        name, _, version = text.partition("=")
+        if name not in _LIBRARIES or not version:
+            raise InputError(f"--library-version {text!r}: expected nccl=VERSION or nvshmem=VERSION, such as nccl=2.29.7")
+        if name in said:
+            raise InputError(f"--library-version gives {name} twice: {said[name]} and {version}")
+        said[name] = version
+        versions[name] = Version.of(version)
+    return Libraries(**versions)
+
+
+def _rule_row(verdict: Verdict) -> RuleRow:
+    flags = None if verdict.wanted_flags is None else list(verdict.wanted_flags)
+    return RuleRow(verdict.rules.name, verdict.assigned, verdict.reason, list(verdict.hazards), flags)
+
+
+def _print_choice(choice: Choice, setting: Setting) -> None:
+    asked, row = choice.operation, choice_row(choice)
+    print_facts(
+        f"{asked.op} of {format_bytes(asked.n_bytes)} ({asked.dtype}) over {len(asked.largest)} GPUs of {setting.machine.name}",
+        [
+            ("choice", f"{row.backend}: {format_seconds(row.predicted_s)}"),
+            ("decided by", choice.decided_by),
+            ("costs from", f"{setting.calibration.library} on {setting.calibration.machine}"),
+        ],
+    )
+    print_table(
+        ["way", "predicted", "SMs", "how, or why not"],
+        [
+            [o.backend, "-" if o.predicted_s is None else format_seconds(o.predicted_s), str(o.sms), o.reason]
+            for o in row.options
+        ],
+        right=["predicted", "SMs"],
+    )
+    print_table(
+        ["XLA's rules", "take", "because", "flags for the choice"],
+        [[r.rules, r.backend, _rule_text(r), _flags_text(r)] for r in row.rules],
+        title="\nWhat XLA takes with NVSHMEM enabled",
+    )
+    _print_hazards([choice])
+
+
+def _rule_text(row: RuleRow) -> str:
+    return row.reason.removeprefix(f"{row.rules}: ")
+
+
+def _flags_text(row: RuleRow) -> str:
+    if row.flags is None:
+        return "none known"
+    return " ".join(row.flags) or "none needed"
+
+
+def _print_module(module: HloModule, choices: list[Choice], setting: Setting, json: bool) -> None:
+    rows = [choice_row(choice) for choice in choices]
+    if json:
+        print_json({"module": module.name, "n_devices": module.n_devices, "collectives": rows})
+        return
+    print_facts(
+        module.name,
+        [
+            ("devices", str(module.n_devices)),
+            ("collectives", str(len(rows))),
+            ("costs from", f"{setting.calibration.library} on {setting.calibration.machine}"),
+        ],
+    )
+    if not rows:
+        return
+    print_table(
+        ["op", "bytes", "groups", "choice", "predicted", "XLA takes NVSHMEM"],
+        [
+            [
+                row.op, format_bytes(row.n_bytes), f"{row.n_groups} x {row.group_size}", row.backend,
+                format_seconds(row.predicted_s), _releases(row.rules),
+            ]
+            for row in rows
+        ],
+        right=["op", "bytes", "groups", "choice", "predicted"],
+        title="\nCollectives in order; last, the releases of JAX whose rules take NVSHMEM when it is enabled",
+    )  # fmt: skip
+    print_table(
+        ["collective", "decided by"],
+        sorted({(_named(choice.operation), choice.decided_by) for choice in choices}),
+        title="\nWhy",
+    )
+    _print_hazards(choices)
+
+
+def _releases(rows: list[RuleRow]) -> str:
+    return ", ".join(row.rules.removeprefix("xla-") for row in rows if row.backend == Assigned.NVSHMEM) or "never"
+
+
+def _named(asked: Operation) -> str:
+    return asked.name or asked.op
+
+
+def _print_hazards(choices: list[Choice]) -> None:
+    found: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        for verdict in choice.verdicts:
+            for hazard in verdict.hazards:
+                releases = found.setdefault((_named(choice.operation), hazard), [])
+                releases.append(str(verdict.rules.release))
+    if found:
+        rows = [[name, ", ".join(releases), hazard] for (name, hazard), releases in sorted(found.items())]
+        print_table(["collective", "JAX", "hazard on NVSHMEM"], rows, title="\nWarnings")

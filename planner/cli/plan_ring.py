@@ -1,0 +1,167 @@
+"""`shardroute plan-ring`: from an attention call to a plan of it over ranks, and its numbers."""
+
+import time
+from typing import Annotated
+
+import typer
+from msgspec import to_builtins
+
+from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
+from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for, topology_for
+from shardroute.planner.cli.program import app
+from shardroute.planner.layouts import load_model, model_names
+from shardroute.planner.plan_files import save_plan
+from shardroute.planner.plans import Backend
+from shardroute.planner.reports import calibration_text
+from shardroute.planner.ring.reports import ring_facts, ring_report
+from shardroute.planner.ring.strategies import RING_STRATEGIES, Options, backend_name, ring_plan
+from shardroute.planner.ring.tensors import Pass
+from shardroute.planner.ring.workloads import Attention, SequenceLayout
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import check_writable
+from shardroute.topologies.machines import Machine
+
+_CALL, _SPLIT = "The attention call", "How it is split"
+_BACKENDS = {backend_name(backend): backend for backend in Backend if backend is not Backend.PROCESSES}
+
+
+@app.command("plan-ring", rich_help_panel="Plan and predict")
+def plan_ring_command(
+    machine: MachineOption,
+    cp: Annotated[int, typer.Option("--cp", help="Ranks that share the sequence (context parallel).", rich_help_panel=_SPLIT)],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="Take heads and head width from a shipped model, or a config.json.", rich_help_panel=_CALL,
+            autocompletion=model_names,
+        ),
+    ] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Query heads.", rich_help_panel=_CALL)] = None,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="KV heads; default: as many.", rich_help_panel=_CALL)] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim", help="Width of a head.", rich_help_panel=_CALL)] = None,
+    seq: Annotated[int | None, typer.Option("--seq", help="Tokens of a sequence.", rich_help_panel=_CALL)] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            "--documents", help="Instead of --seq: tokens of packed documents, 1000,3000,96; each is padded by itself.",
+            rich_help_panel=_CALL,
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences.", rich_help_panel=_CALL)] = 1,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every token sees every token; default: causal.", rich_help_panel=_CALL)
+    ] = False,
+    dtype: Annotated[str, typer.Option("--dtype", help="f32 and f64 can be run on processes.", rich_help_panel=_CALL)] = "bf16",
+    grad_dtype: Annotated[
+        str | None, typer.Option("--grad-dtype", help="Of gradients while they are added up.", rich_help_panel=_CALL)
+    ] = None,
+    what: Annotated[
+        Pass,
+        typer.Option("--pass", help="backward: o and lse were kept; recompute: forward first.", rich_help_panel=_CALL),
+    ] = Pass.FORWARD,
+    layout: Annotated[
+        SequenceLayout, typer.Option("--layout", help="Which tokens each rank holds.", rich_help_panel=_SPLIT)
+    ] = SequenceLayout.ZIGZAG,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy", "-s", help="; ".join(f"`{s.name}`: {s.summary}" for s in RING_STRATEGIES.values()),
+            autocompletion=lambda: list(RING_STRATEGIES), rich_help_panel=_SPLIT,
+        ),
+    ] = "ring",
+    ulysses: Annotated[
+        int | None,
+        typer.Option("--ulysses", help="hybrid: ranks that split heads; default: most in a domain.", rich_help_panel=_SPLIT),
+    ] = None,
+    head_stride: Annotated[
+        int | None, typer.Option("--head-stride", help="all-gather: KV heads at a time; default: 1.", rich_help_panel=_SPLIT)
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", help=f"What carries copies between GPUs: {', '.join(_BACKENDS)}.", rich_help_panel=_SPLIT),
+    ] = None,
+    calibration: CalibrationOption = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan to this file.")] = None,
+    json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Plan one attention call whose sequence is split over ranks, and predict how long it takes.
+
+    \b
+      shardroute plan-ring --model llama-3-8b --seq 131072 --cp 16 \\
+        --machine gb200-nvl72
+
+    \b
+    To run it here, on processes:
+      shardroute plan-ring --heads 8 --kv-heads 2 --head-dim 64 --seq 2048 \\
+        --cp 4 --dtype f32 --machine cpu-processes -o r.plan
+      shardroute run r.plan
+    """
+    n_heads, n_kv_heads, width = _heads(model, heads, kv_heads, head_dim)
+    lengths = _lengths(seq, documents)
+    attention = Attention(
+        lengths, cp, n_heads, n_kv_heads, width, batch=batch, causal=not full, packed=documents is not None, layout=layout,
+        dtype=dtype, grad_dtype=grad_dtype or "",
+    )  # fmt: skip
+    topology = topology_for(machine, cp)
+    if output is not None:
+        check_writable(output, "the plan")
+    with progress(f"planning ({strategy})"):
+        began = time.perf_counter()
+        plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, _backend(backend)))
+        plan_s = time.perf_counter() - began
+        costs, why = costs_of(topology.machine, calibration)
+        found = ring_report(plan, costs, why, plan_s)
+    if costs is not None and found.predicted_s is not None:
+        say_costs(topology.machine, costs)
+    if output is not None:
+        save_plan(plan, output)
+    if json:
+        print_json(to_builtins(found))
+        return
+    facts = ring_facts(found)
+    if costs is not None and found.predicted_s is not None:
+        facts.append(("costs from", calibration_text(plan, costs)))
+    print_facts(f"attention over {cp} ranks", facts)
+    if output is not None:
+        print_facts(f"plan written to {output}", [])
+
+
+def costs_of(machine: Machine, name: str | None) -> tuple[Calibration | None, str]:
+    """The calibration that was named, or the machine's own; None, and why, where there is none and none was named."""
+    try:
+        return calibration_for(machine, name), ""
+    except InputError as error:
+        if name is not None:
+            raise
+        return None, str(error)
+
+
+def _heads(model: str | None, heads: int | None, kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
+    if model is not None:
+        if heads is not None or kv_heads is not None or head_dim is not None:
+            raise InputError("--model says how many heads there are and how wide; leave out --heads, --kv-heads and --head-dim")
+        found = load_model(model)
+        return found.n_heads, found.n_kv_heads, found.head_dim
+    if heads is None or head_dim is None:
+        raise InputError("no heads: give --model, or --heads with --head-dim (and --kv-heads where they are fewer)")
+    return heads, heads if kv_heads is None else kv_heads, head_dim
+
+
+def _backend(name: str | None) -> Backend | None:
+    if name is not None and name not in _BACKENDS:
+        raise InputError(f"backend {name!r} is not known; expected one of {', '.join(_BACKENDS)}")
+    return None if name is None else _BACKENDS[name]
+
+
+def _lengths(seq: int | None, documents: str | None) -> tuple[int, ...]:
+    if (seq is None) == (documents is None):
+        raise InputError("give --seq, the tokens of a sequence, or --documents, those of each packed document; not both")
+    if documents is None:
+        assert seq is not None
+        return (seq,)
+    try:
+        return tuple(int(n) for n in documents.split(","))
+    except ValueError:
+        raise InputError(f"--documents {documents!r}: expected tokens of each document, such as 1000,3000,96") from None

@@ -1,0 +1,182 @@
+"""`shardroute strategies`: the strategies by name, or all of them compared on one problem and one or several machines."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stderr
+from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, calibration_for, plan_and_predict, topology_for
+from shardroute.planner.cli.program import app
+from shardroute.planner.cli.requests import (
+    Asked,
+    DtypeOption,
+    FromConventionOption,
+    FromJsonOption,
+    FromMeshOption,
+    FromOption,
+    FromPlacementsOption,
+    FromRanksOption,
+    ModelOption,
+    MtpOption,
+    PrecisionOption,
+    ScaleOption,
+    ShapeOption,
+    ToConventionOption,
+    ToFirstRankOption,
+    ToJsonOption,
+    ToMeshOption,
+    ToOption,
+    ToPlacementsOption,
+    ToRanksOption,
+)
+from shardroute.planner.cli.texts import ratio_text
+from shardroute.planner.problems import Problem
+from shardroute.planner.reports import PlanReport, calibration_warning
+from shardroute.planner.routing.options import STAGING_BYTES, Options
+from shardroute.planner.routing.strategies import STRATEGIES
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.machines import machine_names
+from shardroute.topologies.topologies import Topology
+from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
+
+
+class Contest(msgspec.Struct, frozen=True):
+    """All strategies on one machine, fastest first; the field names are those of `strategies --json`, and stay."""
+
+    machine: str
+    calibrated: bool
+    lower_bound_s: float
+    bound: str
+    least_bytes_cross_domain: int
+    strategies: list[PlanReport]
+
+
+@app.command("strategies", rich_help_panel="Plan and predict")
+def strategies_command(
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--machine",
+            "-m",
+            help='A machine and how many of it, "dgx-h100 x 32"; without a count, as many as needed. Repeat it for several.',
+            autocompletion=machine_names,
+        ),
+    ] = None,
+    model: ModelOption = None,
+    from_spec: FromOption = None,
+    to_spec: ToOption = None,
+    scale: ScaleOption = None,
+    from_convention: FromConventionOption = None,
+    to_convention: ToConventionOption = None,
+    to_first_rank: ToFirstRankOption = None,
+    mtp: MtpOption = False,
+    precision: PrecisionOption = None,
+    shape: ShapeOption = None,
+    dtype: DtypeOption = None,
+    from_mesh: FromMeshOption = None,
+    from_placements: FromPlacementsOption = None,
+    to_mesh: ToMeshOption = None,
+    to_placements: ToPlacementsOption = None,
+    from_ranks: FromRanksOption = None,
+    to_ranks: ToRanksOption = None,
+    from_json: FromJsonOption = None,
+    to_json: ToJsonOption = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option("--strategy", "-s", help="Only this one; repeat it for several.", autocompletion=lambda: [*STRATEGIES]),
+    ] = None,
+    calibration: CalibrationOption = None,
+    max_staging: MaxStagingOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """List the strategies, or, given a problem and a machine, plan by each and compare: time, bound, traffic, memory, bottleneck.
+
+    \b
+    shardroute strategies --model deepseek-v3 --from "PP16 x EP16" --to "TP32 x DP8" \\
+      --machine dgx-h100 --machine gb200-nvl72
+    """
+    names = [*STRATEGIES] if strategy is None else strategy
+    for name in names:
+        if name not in STRATEGIES:
+            raise InputError(f"strategy {name!r} is not known; expected one of {', '.join(STRATEGIES)}")
+    if machine is None and model is None and shape is None and from_json is None:
+        _list(names, json)
+        return
+    if machine is None:
+        raise InputError("--machine is missing: name one or several machines, such as --machine dgx-h100")
+    request = Asked(
+        model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,
+        to_convention=to_convention, mtp=mtp, precision=precision, shape=shape, dtype=dtype, from_mesh=from_mesh,
+        from_placements=from_placements, to_mesh=to_mesh, to_placements=to_placements, from_ranks=from_ranks, to_ranks=to_ranks,
+        from_json=from_json, to_json=to_json, to_first_rank=to_first_rank,
+    ).request()  # fmt: skip
+    options = Options(staging_bytes=STAGING_BYTES if max_staging is None else parse_bytes(max_staging))
+    asked = []
+    for text in machine:  # all of them before the first is planned for, which takes a while
+        topology = topology_for(text, request.problem.n_ranks)
+        asked.append((topology, calibration_for(topology.machine, calibration)))
+    if not json:
+        print_facts(request.title, request.facts)
+    contests = []
+    for topology, costs in asked:
+        contests.append(_contest(request.problem, topology, costs, names, options))
+        if not json:
+            _print_contest(contests[-1])
+    if json:
+        print_json({"layouts": dict(request.facts), "machines": contests})
+
+
+def _list(names: Sequence[str], json: bool) -> None:
+    if json:
+        print_json([{"name": name, "summary": STRATEGIES[name].summary} for name in names])
+        return
+    print_table(["strategy", ""], [[name, STRATEGIES[name].summary] for name in names], title="Strategies")
+
+
+def _contest(problem: Problem, topology: Topology, costs: Calibration, names: Sequence[str], options: Options) -> Contest:
+    warning = calibration_warning(topology.machine, costs)
+    if warning is not None:
+        stderr().print(warning, style="bold red")
+    reports = [plan_and_predict(problem, topology, costs, name, options).report for name in names]
+    ranked = sorted(reports, key=_rank)
+    first = ranked[0]
+    return Contest(
+        machine=first.machine,
+        calibrated=warning is None,
+        lower_bound_s=first.lower_bound_s,
+        bound=first.bound,
+        least_bytes_cross_domain=first.least_bytes_cross_domain,
+        strategies=ranked,
+    )
+
+
+def _rank(report: PlanReport) -> tuple[float, str]:
+    assert report.predicted_s is not None
+    return report.predicted_s, report.strategy
+
+
+def _print_contest(contest: Contest) -> None:
+    rows = []
+    for report in contest.strategies:
+        assert report.predicted_s is not None
+        busy = report.busiest
+        rows.append(
+            [
+                report.strategy,
+                format_seconds(report.predicted_s),
+                ratio_text(report.ratio_to_bound).removesuffix(" bound"),
+                format_bytes(report.n_bytes_cross_domain),
+                format_bytes(report.peak_staging_bytes),
+                "" if busy is None else f"{busy.resource}, {busy.seconds / report.predicted_s:.0%}",
+            ]
+        )
+    bound, across = f"{format_seconds(contest.lower_bound_s)} ({contest.bound})", format_bytes(contest.least_bytes_cross_domain)
+    print_table(
+        ["strategy", "predicted", "bound", "across", "staging", "busiest, of the time"],
+        rows,
+        right=["predicted", "bound", "across", "staging"],
+        title=f"\n{contest.machine}: lower bound {bound}; at least {across} across domains",
+    )

@@ -1,0 +1,197 @@
+"""`shardroute ring`: training steps with a long context, laid over GPUs every way that fits, best first."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
+from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for
+from shardroute.planner.cli.program import app
+from shardroute.planner.layouts import load_model, model_names
+from shardroute.planner.steps import (
+    Carrier,
+    Recompute,
+    Scheme,
+    StepLayout,
+    StepPrediction,
+    Wanted,
+    dense_model,
+    load_rates,
+    network,
+    search,
+    why,
+)
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.machines import MachineKind, parse_machine
+from shardroute.topologies.topologies import build_topology
+from shardroute.topologies.units import format_bytes, format_seconds
+
+_SHOWN = 12
+
+
+class _Backend(StrEnum):
+    NCCL = Carrier.NCCL
+    NCCL_PUT = Carrier.NCCL_PUT
+    NVSHMEM = Carrier.NVSHMEM
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """One layout; the field names are those of `ring --json`, and stay. Bytes are on one GPU."""
+
+    cp: int
+    tp: int
+    fsdp: int
+    strategy: str
+    ulysses: int
+    backend: str
+    step_s: float
+    tflops_per_gpu: float
+    compute_s: float
+    exposed_comm_s: float
+    hop_s: float
+    hop_sms: int
+    kv_bytes: float
+    activation_bytes: float
+    weight_bytes: float
+    optimizer_bytes: float
+    memory_bytes: float
+    fits: bool
+
+
+def step_row(prediction: StepPrediction) -> StepRow:
+    """A prediction as a row for people and programs."""
+    layout, memory = prediction.layout, prediction.memory
+    return StepRow(
+        cp=layout.cp, tp=layout.tp, fsdp=layout.fsdp, strategy=layout.scheme if layout.cp > 1 else "none",
+        ulysses=layout.ulysses, backend=layout.carrier, step_s=prediction.step_s, tflops_per_gpu=prediction.tflops_per_gpu,
+        compute_s=prediction.compute_s, exposed_comm_s=prediction.exposed_s, hop_s=prediction.hop_s, hop_sms=prediction.n_sms,
+        kv_bytes=memory.kv, activation_bytes=memory.activations, weight_bytes=memory.weights, optimizer_bytes=memory.optimizer,
+        memory_bytes=memory.total, fits=memory.fits,
+    )  # fmt: skip
+
+
+@app.command("ring", rich_help_panel="Plan and predict")
+def ring_command(
+    model: Annotated[
+        str, typer.Option("--model", help="A shipped dense model, or a config.json.", autocompletion=model_names)
+    ],
+    seq: Annotated[int, typer.Option("--seq", help="Tokens of a sequence.", min=2)],
+    machine: MachineOption,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of the job. Default: cp x tp x fsdp.", min=1)] = None,
+    cp: Annotated[int | None, typer.Option("--cp", help="Context-parallel ranks; searched unless given.", min=1)] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks; searched unless given.", min=1)] = None,
+    fsdp: Annotated[int | None, typer.Option("--fsdp", help="Data-parallel ranks, which share the weights.", min=1)] = None,
+    strategy: Annotated[
+        Scheme | None,
+        typer.Option("--strategy", help="How ranks get the others' keys and values. Default: ring with --cp, else all."),
+    ] = None,
+    ulysses: Annotated[
+        int | None, typer.Option("--ulysses", help="Ranks that exchange heads, in a hybrid; rings go across.", min=1)
+    ] = None,
+    backend: Annotated[_Backend | None, typer.Option("--backend", help="What carries the ring's hops. Default: all.")] = None,
+    batch: Annotated[float, typer.Option("--batch", help="Sequences a GPU; 0.25 is one on 4 GPUs.")] = 1,
+    recompute: Annotated[
+        Recompute, typer.Option("--recompute", help="What the backward pass computes again: whole layers, or nothing.")
+    ] = Recompute.FULL,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Hops run beside attention. Measured under XLA: they don't, the default.")
+    ] = False,
+    rates: Annotated[
+        str | None, typer.Option("--rates", help="Rates of computation: a machine that has some, or a .toml file.")
+    ] = None,
+    calibration: CalibrationOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Lay a training step with a long context over GPUs: step time, TFLOP/s, exposed communication and memory, best first.
+
+    shardroute ring --model llama-3-8b --seq 262144 --gpus 32 --machine gb200-nvl72
+    """
+    found, count = parse_machine(machine)
+    if found.kind is not MachineKind.GPU:
+        raise InputError(f"machine {found.name} has no GPUs; a training step is predicted for GPU machines")
+    n_gpus = _n_gpus(gpus, cp, tp, fsdp)
+    build_topology(found, count, n_gpus)  # refuses a count of the machine that has too few
+    dense = dense_model(load_model(model))
+    scheme = strategy
+    if strategy is None and cp is not None:
+        scheme = Scheme.HYBRID if ulysses is not None and 1 < ulysses < cp else Scheme.RING
+    wanted = Wanted(cp, tp, fsdp, scheme, ulysses, None if backend is None else Carrier(backend))
+    asked = StepLayout(seq=seq, cp=1, batch=batch, recompute=recompute, overlapped=overlap)
+    costs = calibration_for(found, calibration)
+    net = network(found, costs, n_gpus)
+    step_rates = load_rates(rates or found.name)
+    with progress("predicting training steps") as done:
+        best, *others = search(dense, asked, wanted, step_rates, net, progress=done)
+    reason = why(best, others)
+    say_costs(found, costs)
+    if json:
+        top = msgspec.to_builtins(step_row(best))
+        print_json({
+            "model": dense.name, "machine": found.name, "n_gpus": n_gpus, "seq": seq, "batch_per_gpu": batch,
+            "recompute": recompute, "overlapped": overlap, **top, "why": reason, "rates": step_rates.source,
+            "calibration": f"{costs.library} on {costs.machine}", "layouts": [step_row(p) for p in [best, *others]],
+        })  # fmt: skip
+        return
+    print_facts(
+        f"{dense.name}, {seq:,} tokens, {n_gpus} GPUs of {found.name}",
+        [
+            ("batch", f"{batch:g} sequences a GPU, {batch * n_gpus:g} in all"),
+            ("best", _best_text(best)),
+            ("why", reason or ("it is the only layout asked for" if best.memory.fits else "none leaves a tenth of memory free")),
+            ("hops", "beside attention" if overlap else "not hidden by attention, as measured under XLA"),
+            ("rates from", step_rates.source),
+            ("costs from", f"{costs.library} on {costs.machine}"),
+        ],
+    )
+    _print_rows([step_row(p) for p in [best, *others[: _SHOWN - 1]]])
+
+
+def _n_gpus(gpus: int | None, cp: int | None, tp: int | None, fsdp: int | None) -> int:
+    if gpus is not None:
+        return gpus
+    if cp is None:
+        raise InputError("how many GPUs? give --gpus N, or the degrees --cp, --tp and --fsdp")
+    return cp * (1 if tp is None else tp) * (1 if fsdp is None else fsdp)
+
+
+def _best_text(best: StepPrediction) -> str:
+    row = step_row(best)
+    name = f"cp {row.cp} x tp {row.tp} x fsdp {row.fsdp}, {row.strategy}"
+    if row.ulysses > 1:
+        name += f" (ulysses {row.ulysses})"
+    if not row.fits:
+        return f"none fits; nearest in time is {name}, which needs {format_bytes(int(row.memory_bytes))} a GPU: lower --batch"
+    return f"{name}, {row.backend}: {format_seconds(row.step_s)} a step, {row.tflops_per_gpu:.1f} TFLOP/s a GPU"
+
+
+def _print_rows(rows: list[StepRow]) -> None:
+    print_table(
+        ["layout", "attention", "step", "TFLOP/s", "exposed", "GB", "fits"],
+        [
+            [
+                f"{row.cp} x {row.tp} x {row.fsdp}", _attention_text(row), format_seconds(row.step_s),
+                f"{row.tflops_per_gpu:.1f}", format_seconds(row.exposed_comm_s), _memory_text(row), "yes" if row.fits else "no",
+            ]
+            for row in rows
+        ],
+        right=["layout", "attention", "step", "TFLOP/s", "exposed", "GB"],
+        title="\nLayouts (cp x tp x fsdp), best first; GB a GPU: keys and values + activations + weights + optimizer",
+    )  # fmt: skip
+
+
+def _attention_text(row: StepRow) -> str:
+    match row.strategy:
+        case Scheme.RING:
+            return f"ring {row.backend}"
+        case Scheme.HYBRID:
+            return f"hybrid {row.ulysses} {row.backend}"
+        case other:
+            return other
+
+
+def _memory_text(row: StepRow) -> str:
+    parts = (row.kv_bytes, row.activation_bytes, row.weight_bytes, row.optimizer_bytes)
+    return "+".join(f"{n / 1e9:.0f}" if n >= 1e10 else f"{n / 1e9:.1f}" for n in parts)

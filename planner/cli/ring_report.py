@@ -1,0 +1,102 @@
+"""How `shardroute validate --ring` shows published rows of ring attention beside their predictions."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from shardroute.planner.cli.output import print_facts, print_json, print_table
+from shardroute.planner.cli.summaries import print_summaries, summary_fields
+from shardroute.planner.validation.ring import RingReport, own_report, ring_report
+from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.validation.step_rows import Gain
+from shardroute.topologies.units import format_seconds
+
+# Rows of calls are many: those that miss most are shown, all go into --json.
+_SHOWN = 12
+
+
+class RingRow(msgspec.Struct, frozen=True):
+    """One published row; the field names are those of `validate --ring --json`, and stay. Errors are shares."""
+
+    kind: str
+    series: str
+    name: str
+    published_s: float
+    predicted_s: float
+    error: float
+    fitted: bool
+    left_out_error: float | None
+    how: str
+    source: str
+    note: str
+
+
+def print_ring_report(json: bool, rows: str | None = None) -> None:
+    """Predict all published rows, or those of a table of one's own, and print them as tables or as JSON."""
+    report = ring_report() if rows is None else own_report(rows)
+    if json:
+        print_json(_as_json(report))
+        return
+    print_facts(
+        "Ring attention: published against predicted",
+        [("not predicted", f"{n} rows: {reason}") for n, reason in report.skipped],
+    )
+    print_summaries("Errors of step and call times", report.summaries)
+    if steps := [row for row in report.rows if row.kind == "step"]:
+        left_out = [row.left_out_error for row in steps if row.left_out_error is not None]
+        rms = math.sqrt(math.fsum(error**2 for error in left_out) / len(left_out))
+        _print_rows(f"Training steps: three rates fitted to the NVSHMEM column, with each row left out {rms:.1%} rms", steps)
+        _print_rows("Unexplained: shown, not fitted, not counted", report.unexplained)
+        _print_gains(report.gains)
+    attention = [row for row in report.rows if row.kind == "attention"]
+    attention.sort(key=lambda row: -abs(row.judged_error or 0.0))
+    _print_rows(f"Attention: the rows that miss most of {len(attention)}", attention[:_SHOWN])
+
+
+def _print_gains(gains: Sequence[Gain]) -> None:
+    print_table(
+        ["NVSHMEM over NCCL", "published", "predicted", "off by", ""],
+        [
+            [
+                gain.name, f"{gain.published:+.1%}", f"{gain.predicted:+.1%}",
+                f"{(gain.predicted - gain.published) * 100:+.2f} pp", "" if gain.explained else "UNEXPLAINED",
+            ]
+            for gain in gains
+        ],
+        right=["published", "predicted", "off by"],
+        title="\nGains: hops that nothing hides, by NCCL's channel law and by copy engines",
+    )  # fmt: skip
+
+
+def _print_rows(title: str, rows: Sequence[ValidationRow]) -> None:
+    print_table(
+        ["row", "published", "predicted", "error", "fitted", "left out"],
+        [
+            [
+                row.name, format_seconds(row.measured_s), format_seconds(row.predicted_s), f"{row.error:+.1%}",
+                "yes" if row.fitted else "", "" if row.left_out_error is None else f"{row.left_out_error:+.1%}",
+            ]
+            for row in rows
+        ],
+        right=["published", "predicted", "error", "left out"],
+        title=f"\n{title}",
+    )  # fmt: skip
+
+
+def _as_json(report: RingReport) -> dict[str, object]:
+    rows = [*report.rows, *report.unexplained, *report.kernels]
+    return {
+        "rows": [
+            RingRow(
+                row.kind, row.series, row.name, row.measured_s, row.predicted_s, row.error, row.fitted, row.left_out_error,
+                row.how, row.url, row.note,
+            )
+            for row in rows
+        ],
+        "gains": [
+            {"name": g.name, "published": g.published, "predicted": g.predicted, "explained": g.explained} for g in report.gains
+        ],
+        "summaries": [summary_fields(found) for found in report.summaries],
+        "not_predicted": [{"n_rows": n, "reason": reason} for n, reason in report.skipped],
+    }  # fmt: skip
