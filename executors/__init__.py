@@ -4,14 +4,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardroute.executors.drop_ins import reshard, xferdtensor
     from shardroute.executors.measure import calibrate_here
+    from shardroute.executors.resharders import Resharder, Transfer
     from shardroute.executors.run import TRANSPORTS, Mismatch, RunResult, run_plan
     from shardroute.executors.transports import Session, Transport, Trial
 
-__all__ = ["TRANSPORTS", "Mismatch", "RunResult", "Session", "Transport", "Trial", "calibrate_here", "run_plan"]
+__all__ = [
+    "TRANSPORTS",
+    "Mismatch",
+    "Resharder",
+    "RunResult",
+    "Session",
+    "Transfer",
+    "Transport",
+    "Trial",
+    "calibrate_here",
+    "reshard",
+    "run_plan",
+    "xferdtensor",
+]
 
 _HOMES = {
     "calibrate_here": "measure", "TRANSPORTS": "run", "Mismatch": "run", "RunResult": "run", "run_plan": "run",
+    "Resharder": "resharders", "Transfer": "resharders", "reshard": "drop_ins", "xferdtensor": "drop_ins",
     "Session": "transports", "Transport": "transports", "Trial": "transports",
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ class Board:
     start_s, end_s   float64[k, c]    when the copies for a cell began and ended
     began_s      float64[k, n]   when a rank was let go
     found        int64[k, n, 6]  the fields of Finding
+    worst        float64[k, n]   the largest difference from what was expected, where numbers are compared; see Contents
     """
 
     flags: NDArray[np.uint32]
@@ -47,6 +48,7 @@ class Board:
     end_s: NDArray[np.float64]
     began_s: NDArray[np.float64]
     found: NDArray[np.int64]
+    worst: NDArray[np.float64]
 
     @classmethod
     def blank(cls, n_ranks: int, n_cells: int, n_trials: int, timeout_s: float) -> Self:
@@ -65,12 +67,13 @@ class Board:
             end_s=np.zeros((n_trials, n_cells)),
             began_s=np.zeros((n_trials, n_ranks)),
             found=np.zeros((n_trials, n_ranks, len(Finding.__slots__)), np.int64),
+            worst=np.zeros((n_trials, n_ranks)),
         )
 
     @staticmethod
     def bytes_of_trials(n_ranks: int, n_cells: int, n_trials: int) -> int:
         """Bytes of the columns that grow with the trials."""
-        return n_trials * 8 * (2 * n_cells + n_ranks * (1 + len(Finding.__slots__)))
+        return n_trials * 8 * (2 * n_cells + n_ranks * (2 + len(Finding.__slots__)))
 
     @classmethod
     def of(cls, shared: SharedFile) -> Self:

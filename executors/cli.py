@@ -9,11 +9,22 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. Only the first Ctrl-C counts: ending what runs takes moments, which a second must not cut short."""
     try:
+        import signal
+        from types import FrameType
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell starts us to ignore it
+            signal.signal(signal.SIGINT, interrupt)
         from shardroute.executors.commands import main as run_program
 
         run_program()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != _INTERRUPTED:  # with which typer ends silently
+            raise
         print("Aborted.", file=sys.stderr)
         sys.exit(_INTERRUPTED)

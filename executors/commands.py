@@ -3,19 +3,25 @@
 from typing import Annotated
 
 import typer
+from msgspec import to_builtins
 
 from shardroute.executors.demo import run_demo
+from shardroute.executors.launches import find_place
 from shardroute.executors.measure import calibrate_here
-from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, run_plan
+from shardroute.executors.ranks import PROCESSES
+from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, run_as_rank, run_plan
+from shardroute.planner.check import check
 from shardroute.planner.cli import app
+from shardroute.planner.cli.calibrate import calibrate_from_files, figure_text, print_fitted
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import main
 from shardroute.planner.plan_files import load_plan
-from shardroute.planner.timelines import save_timeline
+from shardroute.planner.plans import Plan
+from shardroute.planner.ring.overlaps import overlap_facts, overlap_of
+from shardroute.planner.timelines import Timeline, save_timeline
 from shardroute.topologies.calibrations import calibration_to_dict, check_calibration_path, save_calibration
 from shardroute.topologies.errors import InputError, RunError
-from shardroute.topologies.figures import Figure
 from shardroute.topologies.files import check_writable
 from shardroute.topologies.units import format_bandwidth, format_bytes, format_seconds
 
@@ -28,23 +34,52 @@ def run_command(
     transport: Annotated[
         str, typer.Option("--transport", "-t", help=f"What moves the bytes: {', '.join(TRANSPORTS)}.")
     ] = "processes",
+    spawn: Annotated[
+        bool, typer.Option("--spawn", help="Start all ranks on this machine; `processes` always does.", rich_help_panel="Ranks")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="This process's rank, if not what the launcher says.", rich_help_panel="Ranks")
+    ] = None,
+    world_size: Annotated[
+        int | None, typer.Option("--world-size", help="How many ranks there are.", rich_help_panel="Ranks")
+    ] = None,
+    rendezvous: Annotated[
+        str, typer.Option("--rendezvous", help="Where ranks meet: tcp://HOST:PORT or file:///PATH.", rich_help_panel="Ranks")
+    ] = "",
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Run this often and report the median.")] = 1,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that everything may take.")] = DEFAULT_TIMEOUT_S,
     json: JsonFlag = False,
 ) -> None:
-    """Run a plan with real processes on this machine: fill the source, move, verify every destination byte, measure."""
+    """Run a plan for real: fill the source, move, verify every destination byte, measure.
+
+    With processes on this machine, or as one of the ranks that torchrun, srun or mpirun has started; rank 0 then reports.
+    """
+    place = None if spawn else find_place(rank, world_size, rendezvous)
+    if place is None and transport != PROCESSES and not spawn:
+        raise InputError(
+            f"nothing says which rank this process is: --spawn starts all ranks of transport {transport} here; else start this "
+            f"with torchrun, srun or mpirun, or give --rank, --world-size and --rendezvous"
+        )
     loaded = load_plan(plan)
-    if output is not None:
+    reports = place is None or place.rank == 0
+    if output is not None and reports:
         check_writable(output, "the timeline")
-    with progress(f"running {loaded.problem.n_ranks} ranks") as done:
-        result = run_plan(loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done)
+    with progress("checking"):
+        check(loaded)
+    if place is not None:
+        result = run_as_rank(loaded, place, transport=transport, timeout_s=timeout, repeats=repeats)
+    else:
+        with progress(f"running {loaded.problem.n_ranks} ranks") as done:
+            result = run_plan(loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done)
+    if result is None:
+        return
     if output is not None:
         save_timeline(result.timeline, output)
     if json:
-        print_json(_run_record(result, loaded.digest))
+        print_json(_run_record(result, loaded.digest) | _overlap_record(loaded, result.timeline))
     else:
-        print_facts(plan, run_facts(result))
+        print_facts(plan, [*run_facts(result), *overlap_facts(loaded, result.timeline)])
     if result.mismatches:
         raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in result.mismatches[:4]))
 
@@ -52,15 +87,20 @@ def run_command(
 def _run_record(result: RunResult, digest: str) -> dict[str, object]:
     return {
         "measured_s": result.measured_s,
-        "verified": {"bytes": result.verified.bytes, "mismatches": result.verified.mismatches},
+        "verified": to_builtins(result.verified),
         "trials_s": list(result.trials_s),
         "n_bytes_copied": result.n_bytes_copied,
         "peak_staging_bytes": int(result.staging_bytes.max(initial=0)),
         "memory_bytes": result.memory_bytes,
+        "packing_bytes": result.packing_bytes,
         "digest": digest,
         "source": result.timeline.source,
         "mismatches": [m.text for m in result.mismatches],
     }
+
+
+def _overlap_record(plan: Plan, timeline: Timeline) -> dict[str, object]:
+    return {} if plan.attention is None else {"overlap": to_builtins(overlap_of(plan, timeline))}
 
 
 def run_facts(result: RunResult) -> list[tuple[str, str]]:
@@ -75,10 +115,12 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
             f"{format_bytes(result.verified.bytes)} of destination{f' in each of {n_runs} runs' if n_runs > 1 else ''}, "
             + ("all right" if wrong == 0 else f"{wrong} bytes WRONG"),
         ),
+        *([("against", result.verified.against)] if result.verified.against else []),
         (
             "memory",
             f"{format_bytes(result.memory_bytes)} of buffers, "
-            f"at most {format_bytes(int(result.staging_bytes.max(initial=0)))} staging a rank",
+            f"at most {format_bytes(int(result.staging_bytes.max(initial=0)))} staging a rank"
+            + (f", {format_bytes(result.packing_bytes)} to pack messages" if result.packing_bytes else ""),
         ),
         ("by", result.timeline.source),
     ]
@@ -86,31 +128,42 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
 
 @app.command("calibrate", rich_help_panel="Run and measure")
 def calibrate_command(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILES", help="Logs of nccl-tests and nvbandwidth, or timelines that `run -o` wrote."),
+    ] = None,
     here: Annotated[bool, typer.Option("--here", help="Measure processes on this machine.")] = False,
+    machine: Annotated[str | None, typer.Option("--machine", "-m", help="The machine that the logs are of.")] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="Calibration that says what the files don't; without it, the machine's own.")
+    ] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="The plan that the timelines are of.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the calibration (TOML) to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure what copies between processes cost on this machine, for `simulate --machine cpu-processes --calibration FILE`."""
-    if not here:
-        raise InputError("nothing to calibrate from: --here measures processes on this machine")
+    """Fit a calibration to logs of nccl-tests and nvbandwidth or to runs of plans, or measure processes here.
+
+    `simulate --calibration FILE` then predicts with it. What the files don't say is kept from the base.
+    """
+    if here == bool(files):
+        raise InputError("nothing to calibrate from: give logs or timelines, or --here to measure processes on this machine")
     if output is not None:
         check_calibration_path(output)
-    with progress("measuring"):
-        calibration = calibrate_here()
+    if files:
+        fitted = calibrate_from_files(files, machine, base, plan)
+        calibration = fitted.calibration
+    else:
+        with progress("measuring"):
+            calibration = calibrate_here()
     if output is not None:
         save_calibration(calibration, output)
     if json:
         print_json(calibration_to_dict(calibration))
-        return
-    print_facts(f"Costs of {calibration.library} here", [(f.key, _value_text(f)) for f in calibration.figures])
-    print_facts(calibration.figures[0].source, [])
-
-
-def _value_text(figure: Figure) -> str:
-    """A measured figure for people; the file keeps the exact one."""
-    if figure.key.startswith("step."):
-        return format_seconds(figure.value)
-    return format_bandwidth(figure.value) if figure.key == "cpu.copy_bandwidth" else figure.text
+    elif files:
+        print_fitted(fitted)
+    else:
+        print_facts(f"Costs of {calibration.library} here", [(f.key, figure_text(f)) for f in calibration.figures])
+        print_facts(calibration.figures[0].source, [])
 
 
 @app.command("demo", rich_help_panel="Start here")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardroute.executors.measure_attention import attention_figures
 from shardroute.executors.processes import machine_text
 from shardroute.executors.run import run_plan
 from shardroute.planner.backends.runs import step_runs
@@ -66,15 +67,14 @@ def calibrate_here(timeout_s: float = 60.0) -> Calibration:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
     source = f"measured on {today} on {where} by running plans, see executors/measure.py"
-    values = {
-        "step.launch": launch_s,
-        "step.piece": piece_s,
-        "step.wait": wait_s,
-        "step.run": run_s,
-        "cpu.cores": cores,
-        "cpu.copy_bandwidth": copy_Bps,
-    }
-    figures = [calibration_figure(key, float(f"{value:.3g}"), source) for key, value in values.items()]
+    steps = {"step.launch": launch_s, "step.piece": piece_s, "step.wait": wait_s, "step.run": run_s}
+    cpus = {"cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
+    attended = f"measured on {today} on {where} by running attention, see executors/measure_attention.py"
+    figures = [  # in the order of a calibration file
+        calibration_figure(key, float(f"{value:.3g}"), from_where)
+        for values, from_where in ((steps, source), (attention_figures(timeout_s), attended), (cpus, source))
+        for key, value in values.items()
+    ]
     return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
 
 

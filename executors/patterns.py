@@ -61,8 +61,8 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
 
     First all fragments with the pattern; then, with the sentinel put back into these, everything with the sentinel.
     """
-    n_bytes = n_wrong = n_stray = 0
-    tensor = index = stray = -1
+    n_bytes = n_wrong = 0
+    tensor = index = -1
     boxes = _Boxes(holdings)
     for row in _rows(holdings, rank, target=True):
         box, view = boxes.view(arena, row)
@@ -76,14 +76,21 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
                 at = tile.lo + np.array(np.unravel_index(int(np.argmax(wrong)), wrong.shape))
                 tensor, index = int(holdings.tensor[row]), int(at @ holdings.index_stride[holdings.box[row]])
             n_wrong += int(np.count_nonzero((part[wrong] ^ values[wrong]).view(np.uint8)))
+    n_stray, stray = find_strays(arena, holdings, rank, target_at, slots_at)
+    return Finding(n_bytes, n_wrong, tensor, index, n_stray, stray)
+
+
+def find_strays(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: int, slots_at: int) -> tuple[int, int]:
+    """How many bytes of the rank's target buffers changed outside of all fragments, and the first (-1); leaves the sentinel."""
+    boxes = _Boxes(holdings)
     for row in _rows(holdings, rank, target=True):
         box, view = boxes.view(arena, row)
         view[...] = box.sentinel
     rest = arena[target_at:slots_at]  # whole cache lines, so whole words
     if (rest.view(np.uint64) != np.frombuffer(bytes([SENTINEL]) * 8, np.uint64)[0]).any():
         changed = np.flatnonzero(rest != SENTINEL)
-        n_stray, stray = len(changed), target_at + int(changed[0])
-    return Finding(n_bytes, n_wrong, tensor, index, n_stray, stray)
+        return len(changed), target_at + int(changed[0])
+    return 0, -1
 
 
 def scatter(number: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -15,16 +15,22 @@ import os
 import resource
 import select
 import signal
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from shardroute.executors.attention_jobs import attending
 from shardroute.executors.boards import Board
-from shardroute.executors.drive import drive
 from shardroute.executors.interpret import Programs, from_columns
-from shardroute.executors.patterns import Finding, arm, fill_sources, verify
+from shardroute.executors.launched import run_over
+from shardroute.executors.libraries import Library, load_library
+from shardroute.executors.messages import Messages
 from shardroute.executors.shared_files import SharedFile, attach_shared_file
-from shardroute.executors.shared_memory import LIFELINE, CallerGoneError, LateError, SharedMemoryTransport
+from shardroute.executors.shared_memory import LIFELINE, CallerGoneError, SharedMemoryTransport
+from shardroute.executors.transports import Deadline, LateError, Place
+from shardroute.executors.trials import run_trials
 from shardroute.topologies.errors import RunError
+
+PROCESSES = "processes"  # the transport of ranks that share their memory
 
 LATE = 3  # exit code of a rank that gave up at the deadline
 _CALLER = 1  # standard output, see above
@@ -32,34 +38,40 @@ _PIPE_BYTES = 4096  # read at a time; a pipe gives what it has
 _OTHER_FILES = 64  # descriptors that a process needs besides the ranks' pipes; generous
 
 
-def _run_rank(shared: SharedFile, digest: str, rank: int, inbox: int, outboxes: Sequence[int]) -> None:
+def _run_rank(shared: SharedFile, digest: str, driver: int, inbox: int, outboxes: Sequence[int]) -> None:
+    """A driver of a rank of transport `processes`, whose arena lies in the shared file."""
+    _check_digest(shared, digest)
+    programs = from_columns(Programs, dict(shared.columns))
+    transport = SharedMemoryTransport(shared, programs, driver, inbox, outboxes)
+    job, rank = attending(shared, programs, driver % programs.n_ranks), driver % programs.n_ranks
+    run_trials(programs, Board.of(shared), shared.arena(rank), driver, transport, job)
+
+
+def _run_rank_over(library: Library, shared: SharedFile, digest: str, rank: int, rendezvous: str) -> None:
+    """A rank of another transport: it has memory of its own, and only its board in the shared file."""
+    _check_digest(shared, digest)
+    columns = dict(shared.columns)
+    programs, messages, board = from_columns(Programs, columns), from_columns(Messages, columns, "messages."), Board.of(shared)
+    deadline = Deadline(*board.deadline_s.tolist())
+    world = library.connect(Place(rank, programs.n_ranks, rendezvous), deadline)
+    run_over(world, programs, messages, board, digest, deadline)
+    world.close()
+
+
+def _check_digest(shared: SharedFile, digest: str) -> None:
     if shared.digest != digest:
         raise RunError(f"the programs that it was given are of plan {shared.digest[:12]}, but plan {digest[:12]} is to be run")
-    programs = from_columns(Programs, dict(shared.columns))
-    board, arena = Board.of(shared), shared.arena(rank)
-    target_at, slots_at = int(programs.target_at[rank]), int(programs.slots_at[rank])
-    fill_sources(arena, programs.holdings, rank)
-    transport = SharedMemoryTransport(shared, programs, rank, inbox, outboxes)
-    for trial in range(len(board.began_s)):
-        transport.begin_trial(trial)
-        transport.enter(-1)
-        arm(arena, target_at)
-        transport.barrier(2 * trial + 1)
-        board.began_s[trial, rank] = time.monotonic()
-        drive(programs, rank, transport, board.start_s[trial], board.end_s[trial])
-        transport.enter(len(programs.cells.ptr) - 1)
-        transport.barrier(2 * trial + 2)
-        finding = verify(arena, programs.holdings, rank, target_at, slots_at)
-        board.found[trial, rank] = [getattr(finding, name) for name in Finding.__slots__]
 
 
-def _rank_process(shared: SharedFile, digest: str, rank: int, inbox: int, outboxes: Sequence[int]) -> int:
+def _rank_process(shared: SharedFile, rank: int, run: Callable[[], None]) -> int:
     """Run the rank; the exit code of its process."""
     try:
-        _run_rank(shared, digest, rank, inbox, outboxes)
+        run()
     except CallerGoneError:
         return 1
-    except LateError:
+    except LateError as error:
+        if error.peers:
+            Board.of(shared).write_error(rank, f"waiting for rank {', '.join(map(str, error.peers))}")
         return LATE
     except BaseException as error:
         Board.of(shared).write_error(rank, str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}")
@@ -67,7 +79,7 @@ def _rank_process(shared: SharedFile, digest: str, rank: int, inbox: int, outbox
     return 0
 
 
-def nursery(fd: int, digest: str) -> int:
+def nursery(fd: int, digest: str, transport: str) -> int:
     """Fork a process for each rank of the shared file and wait until all have ended; 1 when they couldn't be started."""
     shared = attach_shared_file(fd)
     board = Board.of(shared)
@@ -75,16 +87,12 @@ def nursery(fd: int, digest: str) -> int:
     os.set_blocking(_CALLER, False)
     ranks: dict[int, int] = {}
     try:
-        _allow_files(files_needed(n_ranks))
-        pipes = [os.pipe() for _ in range(n_ranks)]
-        for reading, writing in pipes:
-            os.set_blocking(reading, False)
-            os.set_blocking(writing, False)
+        run = _shared_memory_ranks(shared, digest) if transport == PROCESSES else _ranks_over(transport, shared, digest)
         gc.freeze()  # else the first collection in each rank writes to, and so copies, every page that holds an object
         for rank in range(n_ranks):
             pid = os.fork()
             if pid == 0:
-                os._exit(_rank_process(shared, digest, rank, pipes[rank][0], [writing for _, writing in pipes]))
+                os._exit(_rank_process(shared, rank, partial(run, rank)))
             ranks[pid] = rank
             board.pid[rank] = pid
     except OSError as error:
@@ -92,6 +100,30 @@ def nursery(fd: int, digest: str) -> int:
         return 1
     _watch(board, ranks)
     return 0
+
+
+def _shared_memory_ranks(shared: SharedFile, digest: str) -> Callable[[int], None]:
+    n_ranks = len(Board.of(shared).pid)
+    _allow_files(files_needed(n_ranks))
+    pipes = [os.pipe() for _ in range(n_ranks)]
+    for reading, writing in pipes:
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+    outboxes = [writing for _, writing in pipes]
+    return lambda rank: _run_rank(shared, digest, rank, pipes[rank][0], outboxes)
+
+
+def _ranks_over(transport: str, shared: SharedFile, digest: str) -> Callable[[int], None]:
+    library = load_library(transport)
+    library.preload()
+    rendezvous, server = library.listen()
+
+    def run(rank: int) -> None:
+        if rank > 0:
+            server.close()
+        _run_rank_over(library, shared, digest, rank, rendezvous)
+
+    return run
 
 
 def _watch(board: Board, ranks: dict[int, int]) -> None:
@@ -120,7 +152,7 @@ def _watch(board: Board, ranks: dict[int, int]) -> None:
 
 
 def files_needed(n_ranks: int) -> int:
-    """Open files that the nursery needs for this many ranks."""
+    """Open files that the nursery needs for this many processes."""
     return 2 * n_ranks + _OTHER_FILES
 
 

@@ -4,29 +4,28 @@ happened.
 Rule: nothing here knows how bytes move; that is the transport's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.attention_contents import Contents, contents_of
 from shardroute.executors.interpret import Programs, compile_plan
+from shardroute.executors.launched import run_launched
+from shardroute.executors.libraries import LIBRARIES, MPI, load_library
 from shardroute.executors.memories import Buffers, Part
+from shardroute.executors.messages import Messages, lay_messages
+from shardroute.executors.mpiexec import MpiexecSession
 from shardroute.executors.processes import ProcessSession, machine_text
-from shardroute.executors.transports import Progress, Session, Trial
+from shardroute.executors.ranks import PROCESSES
+from shardroute.executors.transports import Deadline, Place, Progress, Session, Trial
 from shardroute.planner.plans import Plan
 from shardroute.planner.timelines import Timeline, Verified
 from shardroute.topologies.errors import InputError
 
-
-class OpenSession(Protocol):
-    """Starts the ranks of a plan over one transport."""
-
-    def __call__(self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int) -> Session: ...
-
-
-TRANSPORTS: Mapping[str, OpenSession] = {"processes": ProcessSession}
+TRANSPORTS: Final[Sequence[str]] = (PROCESSES, *LIBRARIES)
 
 # Enough for 256 ranks on 2 cores with gigabytes to fill and verify; a hung run should still end while someone is watching.
 DEFAULT_TIMEOUT_S = 300.0
@@ -58,6 +57,7 @@ class RunResult:
     n_bytes_copied bytes written by block copies in one trial (a relayed byte counts at every hop)
     staging_bytes  int64[n_ranks]: memory of each rank's slots
     memory_bytes   of all arenas
+    packing_bytes  of all windows in which ranks with memory of their own pack what lies apart; 0 where memory is shared
     """
 
     timeline: Timeline
@@ -66,6 +66,7 @@ class RunResult:
     n_bytes_copied: int
     staging_bytes: NDArray[np.int64]
     memory_bytes: int
+    packing_bytes: int = 0
 
     @property
     def measured_s(self) -> float:
@@ -82,39 +83,109 @@ class RunResult:
 def run_plan(
     plan: Plan,
     *,
-    transport: str = "processes",
+    transport: str = PROCESSES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     repeats: int = 1,
     progress: Progress | None = None,
+    compare: bool = True,
 ) -> RunResult:
-    """Run the plan `repeats` times and verify each. Wrong bytes are in the result's `mismatches`, not an error.
+    """Run the plan `repeats` times, with ranks started on this machine, and verify each. Wrong bytes are in the result's
+    `mismatches`, not an error. What attention computes is compared with one device's, unless told not to.
 
     Raises InputError for an unknown transport, a count below 1 or above MAX_REPEATS, and want of memory or open files; PlanError
     for a plan that reads or writes where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s`
     (for everything) pass.
     """
+    _check_request(transport, timeout_s, repeats)
+    _check_computes(plan, transport)
+    contents = contents_of(plan, compare=compare) if plan.attention is not None else None
+    programs, buffers = compile_plan(plan)
+    messages = lay_messages(plan, programs, buffers) if transport != PROCESSES else None
+    with _start(plan, programs, messages, transport, timeout_s, repeats, contents) as session:
+        trials = session.run(progress)
+    return _result(plan, programs, buffers, transport, trials, contents, messages)
+
+
+def run_as_rank(
+    plan: Plan, place: Place, *, transport: str, timeout_s: float = DEFAULT_TIMEOUT_S, repeats: int = 1
+) -> RunResult | None:
+    """Run the plan as one of its ranks, which a launcher has started like this one; the result on rank 0, None elsewhere.
+
+    Raises what `run_plan` does, and RunError on every rank when the ranks were given different plans.
+    """
+    _check_request(transport, timeout_s, repeats)
+    if transport == PROCESSES:
+        raise InputError(
+            f"this is rank {place.rank} of {place.size}, but transport {PROCESSES} starts its ranks itself; run it without a "
+            f"launcher, or choose one of {', '.join(LIBRARIES)}"
+        )
+    _check_computes(plan, transport)
+    deadline = Deadline.after(timeout_s)
+    programs, buffers = compile_plan(plan)
+    world = load_library(transport).connect(place, deadline)
+    try:
+        messages = lay_messages(plan, programs, buffers)
+        trials = run_launched(world, plan, programs, messages, n_trials=repeats, deadline=deadline)
+    except BaseException:
+        world.abandon()
+        raise
+    world.close()
+    return _result(plan, programs, buffers, transport, trials, None, messages) if trials else None
+
+
+def _start(
+    plan: Plan, programs: Programs, messages: Messages | None, transport: str, timeout_s: float, repeats: int,
+    contents: Contents | None,
+) -> Session:  # fmt: skip
+    if transport == MPI:
+        return MpiexecSession(plan, timeout_s=timeout_s, n_trials=repeats)
+    return ProcessSession(
+        plan, programs, digest=plan.digest, timeout_s=timeout_s, n_trials=repeats, transport=transport, messages=messages,
+        contents=contents,
+    )  # fmt: skip
+
+
+def _check_request(transport: str, timeout_s: float, repeats: int) -> None:
     if transport not in TRANSPORTS:
         raise InputError(f"transport {transport!r} is not known; expected one of {', '.join(TRANSPORTS)}")
+    if transport != PROCESSES:
+        load_library(transport)
     if not 1 <= repeats <= MAX_REPEATS or not timeout_s > 0:
         raise InputError(f"expected 1 to {MAX_REPEATS} repeats and a timeout above 0 s, found {repeats} and {timeout_s:g}")
-    programs, buffers = compile_plan(plan)
-    with TRANSPORTS[transport](plan, programs, digest=plan.digest, timeout_s=timeout_s, n_trials=repeats) as session:
-        trials = session.run(progress)
-    return _result(plan, programs, buffers, transport, trials)
 
 
-def _result(plan: Plan, programs: Programs, buffers: Buffers, transport: str, trials: Sequence[Trial]) -> RunResult:
+def _check_computes(plan: Plan, transport: str) -> None:
+    if plan.attention is not None and transport != PROCESSES:
+        raise InputError(f"transport {transport} moves bytes only, and this plan computes attention; run it with {PROCESSES}")
+
+
+def _result(
+    plan: Plan, programs: Programs, buffers: Buffers, transport: str, trials: Sequence[Trial], contents: Contents | None,
+    messages: Messages | None,
+) -> RunResult:  # fmt: skip
     spans = [_spans(programs, trial) for trial in trials]
     seconds = tuple(float(end.max(initial=0.0)) for _, end in spans)
     median = sorted(range(len(trials)), key=lambda k: seconds[k])[(len(trials) - 1) // 2]
     findings = [finding for trial in trials for finding in trial.findings]
     compared = sum(finding.n_bytes for finding in trials[0].findings)
-    verified = Verified(compared, sum(f.n_wrong + f.n_stray for f in findings))
+    verified = Verified(compared, sum(f.n_wrong + f.n_stray for f in findings), _against(contents, trials))
     slots = buffers.part == Part.SLOT
     staging = np.bincount(buffers.rank[slots], weights=buffers.n_bytes[slots], minlength=plan.problem.n_ranks).astype(np.int64)
     timeline = Timeline("measured", plan.digest, f"transport {transport} ({machine_text()})", *spans[median], verified)
     mismatches = tuple(m for trial in trials for m in _mismatches(plan, buffers, trial))
-    return RunResult(timeline, seconds, mismatches, programs.n_bytes_copied, staging, int(programs.arena_bytes.sum()))
+    packing = 0 if messages is None else int(messages.window_bytes.sum())
+    memory = int(programs.arena_bytes.sum())
+    return RunResult(timeline, seconds, mismatches, programs.n_bytes_copied, staging, memory, packing)
+
+
+def _against(contents: Contents | None, trials: Sequence[Trial]) -> str:
+    """What outputs that are computed were compared with, and how near they came; nothing for bytes that only move."""
+    if contents is None:
+        return ""
+    if not contents.expected:
+        return contents.about
+    worst = max(trial.worst for trial in trials)
+    return f"{contents.about}: largest difference {worst:.1e}, {contents.tolerance:.0e} allowed"
 
 
 def _spans(programs: Programs, trial: Trial) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -22,17 +22,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.arenas import Strided, strided_form
 from shardroute.executors.blocks import LINEAR
 from shardroute.executors.boards import Board
 from shardroute.executors.interpret import Programs
 from shardroute.executors.shared_files import SharedFile
+from shardroute.executors.transports import Deadline, LateError
 from shardroute.planner.plans import ranges
 
 LIFELINE = 0  # standard input: a pipe that ends when the caller dies
 _LOOK_AGAIN_S = 1.0
-# Where NumPy copies elements as fast as inner loops: 12-byte runs go at 2.7 GB/s against 1.9, 64-byte runs at 2.9 against 2.9
-# (measured on one core of a 2-core Xeon, NumPy 2.4.6).
-_ELEMENT_BYTES = 64
 _PAGE = 4096  # touching more often than pages are large is harmless
 
 Views = list[tuple[NDArray[np.generic], NDArray[np.generic]]]
@@ -42,35 +41,36 @@ class CallerGoneError(Exception):
     """Whoever asked for the run has died."""
 
 
-class LateError(Exception):
-    """The deadline passed while the rank waited; the board's `waiting` says for what."""
-
-
 class SharedMemoryTransport:
-    """A Transport whose puts are plain copies into the destination's arena; lives in the rank's process."""
+    """A Transport whose puts are plain copies into the destination's arena; lives in the rank's process.
+
+    LateError names nobody: the board's `waiting` says for what a rank waits, and the caller reads it.
+    """
+
+    overlaps = False
+    deadline: Deadline  # on the board instead, for all ranks
 
     def __init__(self, shared: SharedFile, programs: Programs, rank: int, inbox: int, outboxes: Sequence[int]) -> None:
         self._board, self._rank, self._outboxes, self._inbox = Board.of(shared), rank, outboxes, inbox
         self._programs, self._cells = programs, programs.cells
         self._flags, self._waiting = self._board.flags.data, self._board.waiting.data
-        self._at_step = self._board.at_step.data
         self._n_cells = len(self._cells.rank)
-        self._value = 0
+        self._value = self._phase = 0
         self._lock = threading.Lock()
         self._lock.acquire()
         self._sleep = select.poll()
         self._sleep.register(inbox, select.POLLIN)
         self._sleep.register(LIFELINE, select.POLLIN)
-        rows = programs.actions.block_ptr[programs.actions.ptr[[rank, rank + 1]]]
-        self._first_block = int(rows[0])
-        self._views = _views(shared, programs, rank, np.arange(rows[0], rows[1]))
+        first, last = programs.actions.ptr[[rank, rank + 1]].tolist()
+        rows = programs.actions.block_ptr[first : last + 1]
+        self._first_action, self._ptr = first, (rows - rows[0]).tolist()
+        self._views = _views(shared, programs, rank, np.arange(rows[0], rows[-1]))
 
-    def begin_trial(self, trial: int) -> None:
-        """From now on flags are those of this trial."""
+    def begin(self, trial: int) -> None:
         self._value = trial + 1
 
     def enter(self, step: int) -> None:
-        self._at_step[self._rank] = step
+        """Nothing: others put here without being asked."""
 
     def wait(self, step: int) -> None:
         first, last = int(self._cells.ptr[step]), int(self._cells.ptr[step + 1])
@@ -88,12 +88,12 @@ class SharedMemoryTransport:
                 self._await(self._n_cells + cell, self._value)
             self._order()
 
-    def post(self, first: int, last: int) -> None:
-        copy = np.copyto
-        for dst, src in self._views[first - self._first_block : last - self._first_block]:
+    def post(self, action: int) -> None:
+        copy, at = np.copyto, action - self._first_action
+        for dst, src in self._views[self._ptr[at] : self._ptr[at + 1]]:
             copy(dst, src)
 
-    def finish(self) -> None:
+    def finish(self, action: int) -> None:
         """Nothing: post copies before it returns, and mark orders memory."""
 
     def mark(self, action: int) -> None:
@@ -101,9 +101,13 @@ class SharedMemoryTransport:
         wake = self._cells.wake[self._cells.wake_ptr[step] : self._cells.wake_ptr[step + 1]]
         self._raise_flag(int(self._programs.actions.cell[action]), self._value, wake.tolist())
 
-    def barrier(self, phase: int) -> None:
-        """Say that this rank has reached the phase, and return when all have."""
-        go = 2 * self._n_cells
+    def drain(self) -> None:
+        """Nothing: what others put here needs no help, and the barrier that follows waits for them."""
+
+    def barrier(self) -> None:
+        """Say that this rank has reached the board's next phase, and return when all have."""
+        self._phase += 1
+        phase, go = self._phase, 2 * self._n_cells
         self._order()
         self._board.phase[self._rank] = phase
         self._order()
@@ -133,7 +137,7 @@ class SharedMemoryTransport:
         while self._flags[flag] < value:
             left_s = float(self._board.deadline_s[0]) - time.monotonic()
             if left_s <= 0:
-                raise LateError  # `waiting` stays as it is, for the caller to see who waited for whom
+                raise LateError()  # `waiting` stays as it is, for the caller to see who waited for whom
             for fd, _ in self._sleep.poll(1000 * min(left_s, _LOOK_AGAIN_S)):
                 if fd == LIFELINE:
                     raise CallerGoneError
@@ -144,34 +148,21 @@ class SharedMemoryTransport:
 def _views(shared: SharedFile, programs: Programs, rank: int, rows: NDArray[np.int64]) -> Views:
     """For each block, its destination and its source as arrays, made once so that a copy in the run is one call."""
     blocks, forms, memory = programs.blocks.take(rows), programs.forms, shared.memory
-    src, dst = blocks.src + shared.arena_at[rank], blocks.dst + shared.arena_at[blocks.to]
+    src, dst = blocks.src + shared.arena_at[rank % programs.n_ranks], blocks.dst + shared.arena_at[blocks.to]
     _touch(memory, programs, dst, blocks.n_bytes, blocks.form)
     views: Views = []
-    known: dict[int, tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
+    known: dict[int, Strided] = {}
     for a, b, n, form in zip(src.tolist(), dst.tolist(), blocks.n_bytes.tolist(), blocks.form.tolist(), strict=True):
         if form == LINEAR:
             views.append((memory[b : b + n], memory[a : a + n]))
             continue
         if form not in known:
-            known[form] = _shape(
-                int(forms.run[form]), *(x[form].tolist() for x in (forms.count, forms.src_stride, forms.dst_stride))
-            )
+            known[form] = strided_form(forms, form)
         dtype, shape, src_strides, dst_strides = known[form]
         views.append(
             (np.ndarray(shape, dtype, memory.data, b, dst_strides), np.ndarray(shape, dtype, memory.data, a, src_strides))
         )
     return views
-
-
-def _shape(
-    run: int, count: list[int], src_stride: list[int], dst_stride: list[int]
-) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """dtype, shape and strides of a strided block. Short runs become elements: NumPy copies these in one loop, not one a run."""
-    dims = [d for d, n in enumerate(count) if n > 1]
-    shape, a, b = (tuple(x[d] for d in dims) for x in (count, src_stride, dst_stride))
-    if run <= _ELEMENT_BYTES:
-        return f"V{run}", shape, a, b
-    return "u1", (*shape, run), (*a, 1), (*b, 1)
 
 
 def _touch(

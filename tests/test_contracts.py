@@ -11,7 +11,7 @@ import pytest
 
 PACKAGES = ("topologies", "planner", "executors")
 # The import names of what the extras torch, cu12 and cu13 install.
-OPTIONAL = {"torch", "nccl", "nvshmem", "cuda"}
+OPTIONAL = {"torch", "nccl", "nvshmem", "cuda", "mpi4py"}
 
 
 def tool(name: str) -> str:
@@ -47,8 +47,9 @@ def test_an_import_against_a_contract_breaks_it(
 
     assert linted.returncode == 1, linted.stdout + linted.stderr
     broken = [line for line in linted.stdout.splitlines() if " BROKEN" in line]
-    assert len(broken) == 1
-    assert contract in broken[0]
+    # Whoever imports executors from below reaches the GPU stack by them, which breaks a second contract.
+    assert [line for line in broken if contract in line]
+    assert len(broken) == (2 if "shardroute.executors" in statement else 1)
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
@@ -79,7 +80,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.split())
     assert "shardroute" in loaded
-    assert loaded.isdisjoint(OPTIONAL | {"mpi4py", "numba", "hypothesis", "pytest"})
+    assert loaded.isdisjoint(OPTIONAL | {"numba", "hypothesis", "pytest"})
 
 
 def test_every_package_that_the_code_imports_is_declared(repo: Path) -> None:

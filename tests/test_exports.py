@@ -2,6 +2,9 @@
 
 import shardroute.executors
 import shardroute.planner
+import shardroute.planner.choice
+import shardroute.planner.ring
+import shardroute.planner.steps
 
 
 def test_the_planner_offers_these_names() -> None:
@@ -18,6 +21,7 @@ def test_the_planner_offers_these_names() -> None:
         "Prediction",
         "Problem",
         "Proof",
+        "RankPart",
         "RefitSummary",
         "Replicate",
         "Shard",
@@ -28,7 +32,9 @@ def test_the_planner_offers_these_names() -> None:
         "check",
         "choose",
         "compare",
+        "critical_path",
         "load_model",
+        "load_part",
         "load_plan",
         "load_timeline",
         "make_plan",
@@ -36,6 +42,7 @@ def test_the_planner_offers_these_names() -> None:
         "one_tensor",
         "overlap",
         "parse_spec",
+        "part_of",
         "place",
         "predict",
         "refit_problem",
@@ -43,6 +50,7 @@ def test_the_planner_offers_these_names() -> None:
         "report",
         "save_plan",
         "save_timeline",
+        "trace",
     }
     assert all(hasattr(shardroute.planner, name) for name in shardroute.planner.__all__)
 
@@ -50,12 +58,86 @@ def test_the_planner_offers_these_names() -> None:
 def test_the_executors_offer_these_names() -> None:
     assert set(shardroute.executors.__all__) == {
         "Mismatch",
+        "Resharder",
         "RunResult",
         "Session",
         "TRANSPORTS",
+        "Transfer",
         "Transport",
         "Trial",
         "calibrate_here",
+        "reshard",
         "run_plan",
+        "xferdtensor",
     }
     assert all(hasattr(shardroute.executors, name) for name in shardroute.executors.__all__)
+
+
+def test_the_choice_of_backends_offers_these_names() -> None:
+    assert set(shardroute.planner.choice.__all__) == {
+        "NEWEST",
+        "RULE_SETS",
+        "Assigned",
+        "Choice",
+        "HloModule",
+        "Libraries",
+        "Operation",
+        "Option",
+        "RuleSet",
+        "Setting",
+        "Verdict",
+        "Version",
+        "Way",
+        "assign",
+        "choose",
+        "hazards",
+        "operation",
+        "options",
+        "parse_hlo",
+        "permute",
+        "read_hlo",
+        "rule_set",
+    }
+    assert all(hasattr(shardroute.planner.choice, name) for name in shardroute.planner.choice.__all__)
+
+
+def test_training_steps_offer_these_names() -> None:
+    assert set(shardroute.planner.steps.__all__) == {
+        "Carrier",
+        "DenseModel",
+        "Network",
+        "Recompute",
+        "Scheme",
+        "StepFlops",
+        "StepLayout",
+        "StepMemory",
+        "StepPrediction",
+        "StepRates",
+        "Wanted",
+        "dense_model",
+        "load_rates",
+        "network",
+        "predict_step",
+        "rates_names",
+        "search",
+        "step_flops",
+        "step_memory",
+        "why",
+    }
+    assert all(hasattr(shardroute.planner.steps, name) for name in shardroute.planner.steps.__all__)
+
+
+def test_attention_plans_offer_these_names() -> None:
+    assert set(shardroute.planner.ring.__all__) == {
+        "RING_STRATEGIES",
+        "Attention",
+        "Options",
+        "Overlap",
+        "Pass",
+        "RingReport",
+        "SequenceLayout",
+        "overlap_of",
+        "ring_plan",
+        "ring_report",
+    }
+    assert all(hasattr(shardroute.planner.ring, name) for name in shardroute.planner.ring.__all__)

@@ -301,7 +301,7 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_step_and_leaves_nothing() 
 def test_a_stopped_rank_ends_the_run_at_its_deadline() -> None:
     message, pids, _ = run_and_hurt(long_chain(), 2, signal.SIGSTOP, timeout_s=4)
 
-    assert re.match(r"rank 2 (at step|while|before|after) .*: held up the run until the 4 s that it may take were over", message)
+    assert re.match(r"rank 2 (at step|while|before|after) .*: held up the run until the 4 s that --timeout allows were over", message)
     assert "waited for rank 2 to" in message
     assert wait_until_gone(pids) == []
 
@@ -348,7 +348,7 @@ def test_a_wait_that_nothing_ends_is_given_up_at_the_deadline_and_says_for_whom(
         ProcessSession(plan, stuck, digest=plan.digest, timeout_s=3) as session,
         pytest.raises(
             RunError,
-            match=r"rank 1 at step 1 .* the 3 s that it may take were over \(rank 1 waited for rank 1 to complete step 1",
+            match=r"rank 1 at step 1 .* the 3 s that --timeout allows were over \(rank 1 waited for rank 1 to complete step 1",
         ),
     ):
         session.run()

@@ -1,0 +1,43 @@
+"""Forks the ranks of a GPU transport over test doubles, or of `torch-nccl` over its CPU twin, and runs all cases in each.
+
+`double_main.py FOLDER TRANSPORT N_RANKS`: rank r leaves what it saw in FOLDER/r.json. The doubles are preloaded by whoever starts
+this.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from rank_main import run_cases
+
+from shardroute.executors import libraries
+from shardroute.executors.libraries import load_library
+from shardroute.executors.transports import Place
+
+TWIN = "torch-cpu"
+libraries.LIBRARIES = {**libraries.LIBRARIES, TWIN: "torch_twin"}
+
+
+def main() -> None:
+    """Fork all ranks and wait for them."""
+    folder, transport, n_ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    load_library(transport).preload()
+    pids = []
+    for rank in range(n_ranks):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                found: object = run_cases(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, at_once=True)
+            except BaseException:
+                found = traceback.format_exc()
+            (folder / f"{rank}.json").write_text(json.dumps(found))
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The GPU transports over doubles of the libraries that they call: all conformance cases, on streams that run in any order that
+events allow. `torch-nccl` runs over gloo with CPU tensors.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from conformance_plans import CASES, N_RANKS
+from gpu_doubles import need, run_over_doubles
+
+from shardroute.planner.plans import Plan
+
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+
+MAIN = Path(__file__).parent / "double_main.py"
+TRANSPORTS = {
+    "nccl": ("nccl", {}),
+    "nccl-put": ("nccl-put", {}),
+    "nvshmem in one domain": ("nvshmem", {}),
+    "nvshmem in domains of 2": ("nvshmem", {"FAKENVSHMEM_DOMAIN": "2"}),
+    "torch on CPUs": ("torch-cpu", {}),
+}
+NEEDS = {"nccl": ("cuda", "nccl"), "nccl-put": ("cuda", "nccl"), "nvshmem": ("cuda", "nvshmem"), "torch-cpu": ("torch",)}
+
+
+def needed_bytes(plan: Plan) -> int:
+    return sum(int(c.target.n_elements.sum()) * c.itemsize * len(c.members) for c in plan.problem.classes)
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_every_byte_arrives_and_no_other_changes_in_every_run_of_every_case(name: str, tmp_path: Path) -> None:
+    transport, variables = TRANSPORTS[name]
+    need(*NEEDS[transport])
+
+    done = run_over_doubles(str(MAIN), str(tmp_path), transport, str(N_RANKS), FAKECUDA_JITTER_US="200", **variables)
+
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
+    assert all(isinstance(found, dict) for found in told), (told, done.stderr[-2000:])
+    found = told[0]
+    refused = [each.pop("two plans at once")["refused"] for each in told]
+    assert set(found) == set(CASES)
+    for case, make in CASES.items():
+        assert (case, found[case]["n_trials"], found[case]["n_bytes"], found[case]["n_wrong"]) == (case, 3, needed_bytes(make()),
+        0)
+    assert refused[0] == ""
+    assert all("goes on over these ranks" in text for text in refused[1:])
