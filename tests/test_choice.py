@@ -1,6 +1,7 @@
 """What carries a collective: XLA's rules by release, NCCL's own, and the margin that decides."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -175,6 +176,15 @@ def test_a_way_that_nobody_measured_needs_a_larger_margin() -> None:
 
     assert reduce.error == DERIVED_ERROR
     assert found.chosen.way is Way.NCCL
+
+
+def test_another_nvshmem_than_the_one_that_was_read_is_noted() -> None:
+    older = replace(setting(), libraries=Libraries(NEWEST.nccl, Version((2, 10, 1))))
+
+    found = {option.way: option for option in options(operation(Collective.PERMUTE, 2**20, 8), older)}
+
+    assert "as of NVSHMEM 3.5.1, 2.10.1 may differ" in found[Way.NVSHMEM_PUT].reason
+    assert "may differ" not in found[Way.NCCL_PUT].reason
 
 
 def test_rules_come_before_cost() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardroute.planner.steps import load_rates
-from shardroute.planner.validation.attention_calls import AttentionCall, attention_calls, ring_system
+from shardroute.planner.validation.attention_calls import AttentionCall, attention_calls
 from shardroute.planner.validation.attention_rows import (
     attention_rows,
     fit_traffic,
@@ -21,6 +21,7 @@ from shardroute.planner.validation.attentions import Block, StepTraffic, attenti
 from shardroute.planner.validation.kernels import KernelCurve
 from shardroute.planner.validation.ring import RingReport, ring_report
 from shardroute.planner.validation.step_rows import fit_rates, gains, published_steps
+from shardroute.planner.validation.systems import ring_system
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -288,3 +289,12 @@ def test_rates_that_do_not_fit_are_refused_with_the_key(tmp_path) -> None:
         load_rates(str(tmp_path / "mine.toml"))
     with pytest.raises(InputError, match="no rates of computation ship for machine 'cpu-processes'"):
         load_rates("cpu-processes")
+
+
+def test_a_start_of_channels_that_is_no_time_is_refused_with_the_file_and_the_key(tmp_path) -> None:
+    shipped = (files("shardroute.planner.steps") / "rates" / "gb200-nvl72.toml").read_text()
+    path = tmp_path / "mine.toml"
+    path.write_text(shipped.replace('"6.3 us"', '"soon"'))
+
+    with pytest.raises(InputError, match=r"mine.toml: ring.channel_start: 'soon'"):
+        load_rates(str(path))

@@ -103,7 +103,10 @@ def _split(line: str) -> tuple[str, str, Collective, bool] | None:
 
 
 def _shape_end(line: str, at: int) -> int:
-    """Where the shape that begins at `at` ends: behind its closing bracket, or before the first space. InputError if there is none."""
+    """Where the shape that begins at `at` ends: behind its closing bracket, or before the first space.
+
+    Raises InputError for brackets that don't close.
+    """
     if not line.startswith("(", at):
         space = line.find(" ", at)
         return len(line) if space < 0 else space

@@ -148,7 +148,7 @@ def choose_command(
     choice = choose(asked, setting, sets)
     say_costs(found, setting.calibration)
     if json:
-        print_json(choice_row(choice))
+        print_json({**msgspec.to_builtins(choice_row(choice)), "calibration": _costs(setting)})
         return
     _print_choice(choice, setting)
 
@@ -220,7 +220,7 @@ def _print_choice(choice: Choice, setting: Setting) -> None:
         [
             ("choice", f"{row.backend}: {format_seconds(row.predicted_s)}"),
             ("decided by", choice.decided_by),
-            ("costs from", f"{setting.calibration.library} on {setting.calibration.machine}"),
+            ("costs from", _costs(setting)),
         ],
     )
     print_table(
@@ -239,6 +239,10 @@ def _print_choice(choice: Choice, setting: Setting) -> None:
     _print_hazards([choice])
 
 
+def _costs(setting: Setting) -> str:
+    return f"{setting.calibration.library} on {setting.calibration.machine}"
+
+
 def _rule_text(row: RuleRow) -> str:
     return row.reason.removeprefix(f"{row.rules}: ")
 
@@ -252,14 +256,14 @@ def _flags_text(row: RuleRow) -> str:
 def _print_module(module: HloModule, choices: list[Choice], setting: Setting, json: bool) -> None:
     rows = [choice_row(choice) for choice in choices]
     if json:
-        print_json({"module": module.name, "n_devices": module.n_devices, "collectives": rows})
+        print_json({"module": module.name, "n_devices": module.n_devices, "calibration": _costs(setting), "collectives": rows})
         return
     print_facts(
         module.name,
         [
             ("devices", str(module.n_devices)),
             ("collectives", str(len(rows))),
-            ("costs from", f"{setting.calibration.library} on {setting.calibration.machine}"),
+            ("costs from", _costs(setting)),
         ],
     )
     if not rows:

@@ -113,17 +113,16 @@ def plan_ring_command(
         plan_s = time.perf_counter() - began
         costs, why = costs_of(topology.machine, calibration)
         found = ring_report(plan, costs, why, plan_s)
+    rests_on = ""
     if costs is not None and found.predicted_s is not None:
         say_costs(topology.machine, costs)
+        rests_on = calibration_text(plan, costs)
     if output is not None:
         save_plan(plan, output)
     if json:
-        print_json(to_builtins(found))
+        print_json({**to_builtins(found), "calibration": rests_on})
         return
-    facts = ring_facts(found)
-    if costs is not None and found.predicted_s is not None:
-        facts.append(("costs from", calibration_text(plan, costs)))
-    print_facts(f"attention over {cp} ranks", facts)
+    print_facts(f"attention over {cp} ranks", [*ring_facts(found), *([("costs from", rests_on)] if rests_on else [])])
     if output is not None:
         print_facts(f"plan written to {output}", [])
 

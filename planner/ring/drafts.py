@@ -32,6 +32,7 @@ from shardroute.topologies.topologies import Topology
 
 # Pieces in a slot begin on whole cache lines.
 _ALIGNMENT = 64
+# A lane byte has room for 5 bits of queue (plans.queued).
 _QUEUES = 32
 
 Entry = tuple[int, int]  # tensor, piece

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from shardroute.planner.plans import SOURCE, TARGET, Kind, Lane, Mode
 from shardroute.planner.ring.drafts import Draft, Load, Operand
-
-_QUEUES = 8
+from shardroute.planner.routing.options import N_QUEUES
 
 
 def resident(draft: Draft, tensors: Sequence[str], rank: int) -> Load:
@@ -70,5 +69,5 @@ def _shifted(draft: Draft, rank: int, shift: int) -> int:
 
 
 def _send(draft: Draft, load: Load, src: int, dst: int, src_at: int, dst_at: int, shift: int) -> None:
-    lane, queue = (Lane.LOCAL, 0) if src == dst else (Lane.HAND_OVER, (shift - 1) % _QUEUES)
+    lane, queue = (Lane.LOCAL, 0) if src == dst else (Lane.HAND_OVER, (shift - 1) % N_QUEUES)
     draft.copy(load, src, dst, src_at, dst_at, lane, queue)

@@ -1,26 +1,20 @@
-"""Published calls of attention over several GPUs, and the systems that they ran on: tables read into checked values."""
+"""Published calls of attention over several GPUs: a table read into checked values."""
 
 import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from shardroute.planner.ring.workloads import MAX_TOKENS
 from shardroute.planner.steps.works import BACKWARD_FLOPS
 from shardroute.planner.validation.kernels import kernel_curves
-from shardroute.topologies.calibrations import Calibration, default_calibration
-from shardroute.topologies.documents import read_toml
+from shardroute.planner.validation.shipped import TABLES
+from shardroute.planner.validation.systems import ring_system
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file
-from shardroute.topologies.machines import Machine, load_machine
-from shardroute.topologies.units import parse_bandwidth
 
-_TABLES: Final = Path(__file__).parent / "tables"
 _MOST_BYTES: Final = 2**24
 # No kernel is shorter than a launch, and nobody waits for a year.
 _LEAST_S: Final = 1e-7
@@ -35,16 +29,6 @@ _CLOSED: Final = {
     "direction": ("fwd", "bwd", "fwd+bwd"),
     "mask": ("full", "causal"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RingSystem:
-    """What calls were measured on, and how it differs from the machine."""
-
-    name: str
-    machine: Machine
-    calibration: Calibration
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +73,7 @@ class AttentionCall:
 
 def attention_calls() -> Iterator[AttentionCall]:
     """Every published call, in the order of the table."""
-    yield from read_calls(_TABLES / "ring_attention.csv")
+    yield from read_calls(TABLES / "ring_attention.csv")
 
 
 def read_calls(path: str | Path) -> Iterator[AttentionCall]:
@@ -104,33 +88,6 @@ def read_calls(path: str | Path) -> Iterator[AttentionCall]:
             yield _call(row)
     except (ValueError, TypeError, csv.Error) as error:
         raise InputError(f"{path}, line {table.line_num}: {error}") from None
-
-
-@cache
-def ring_system(name: str) -> RingSystem:
-    """The system of that name."""
-    tables = {table.name: table for table in read_toml(_TABLES / "ring_systems.toml", _SystemsFile).system}
-    if name not in tables:
-        raise InputError(f"system {name!r}: expected one of {', '.join(tables)}")
-    table = tables[name]
-    machine = load_machine(table.machine)
-    if table.nvlink_bandwidth is not None:
-        machine = replace(machine, nvlink_Bps=parse_bandwidth(table.nvlink_bandwidth), figures=())
-    if table.memory_bandwidth is not None:
-        machine = replace(machine, hbm_Bps=parse_bandwidth(table.memory_bandwidth), figures=())
-    return RingSystem(name, machine, default_calibration(table.machine), table.note)
-
-
-class _SystemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    machine: str
-    note: str = ""
-    nvlink_bandwidth: str | None = None
-    memory_bandwidth: str | None = None
-
-
-class _SystemsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    system: list[_SystemTable]
 
 
 def _call(row: dict[str, str]) -> AttentionCall:

@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 
 from shardroute.planner.steps.works import BACKWARD_FLOPS
-from shardroute.planner.validation.attention_calls import AttentionCall, attention_calls, read_calls, ring_system
+from shardroute.planner.validation.attention_calls import AttentionCall, attention_calls, read_calls
 from shardroute.planner.validation.attentions import Block, Rates, StepTraffic, attention_s, chart_rate
 from shardroute.planner.validation.kernels import kernel_curves
-from shardroute.planner.validation.ring_sources import ring_source
 from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.validation.shipped import ring_source
+from shardroute.planner.validation.systems import ring_system
 from shardroute.topologies.errors import InputError
 
 # FlashAttention-2: a block of threads takes 128 rows of queries of a head; an A100 has 108 SMs, and two blocks fit on one

@@ -13,8 +13,9 @@ from shardroute.planner.simulator import simulate
 from shardroute.planner.steps.graphs import Builder, RingWork
 from shardroute.planner.steps.transfers import NOTHING, Flow, Link
 from shardroute.planner.steps.works import BACKWARD_FLOPS
-from shardroute.planner.validation.attention_calls import AttentionCall, RingSystem, ring_system
+from shardroute.planner.validation.attention_calls import AttentionCall
 from shardroute.planner.validation.kernels import Kernel, kernel_curves
+from shardroute.planner.validation.systems import System, ring_system
 from shardroute.topologies.machines import Machine
 
 _BYTES: Final = 2  # bf16 and fp16
@@ -107,7 +108,7 @@ def _ring_s(ring: RingWork, machine: Machine) -> float:
     return simulate(build.graph((machine.nvlink_Bps, machine.gpu_nic_Bps))).makespan_s
 
 
-def _hop(call: AttentionCall, system: RingSystem, n_bytes: float) -> Flow:
+def _hop(call: AttentionCall, system: System, n_bytes: float) -> Flow:
     machine, calibration = system.machine, system.calibration
     law = channel_law(machine, calibration)
     assert law is not None
@@ -120,7 +121,7 @@ def _hop(call: AttentionCall, system: RingSystem, n_bytes: float) -> Flow:
     return Flow(float(law.start_s(n_bytes, path)), n_bytes, rate, Link.NVLINK if path is Path.NVLINK else Link.NIC)
 
 
-def _exchange_s(call: AttentionCall, system: RingSystem, output: float, kv: float) -> float:
+def _exchange_s(call: AttentionCall, system: System, output: float, kv: float) -> float:
     """Ulysses: query, keys and values in, output out, and their copies to and from the order of sending."""
     if call.ulysses == 1:
         return 0.0
@@ -129,7 +130,7 @@ def _exchange_s(call: AttentionCall, system: RingSystem, output: float, kv: floa
     return _spread_s(call, system, moved, call.ulysses) + copied
 
 
-def _gather_s(call: AttentionCall, system: RingSystem, kv: float) -> float:
+def _gather_s(call: AttentionCall, system: System, kv: float) -> float:
     """All-gather: what comes from other nodes enters a node once, over all its NICs, and goes on over NVLink."""
     machine, calibration, n = system.machine, system.calibration, call.cp
     assert calibration.nvlink is not None
@@ -140,7 +141,7 @@ def _gather_s(call: AttentionCall, system: RingSystem, kv: float) -> float:
     return calibration.launch_s + max(nvlink, nic)
 
 
-def _spread_s(call: AttentionCall, system: RingSystem, n_bytes: float, group: int) -> float:
+def _spread_s(call: AttentionCall, system: System, n_bytes: float, group: int) -> float:
     """Seconds in which a rank sends (or receives) n_bytes less its own part, spread evenly over the others of its group."""
     machine, calibration = system.machine, system.calibration
     assert calibration.nvlink is not None

@@ -13,13 +13,12 @@ from shardroute.planner.measurements.channel_fits import SendRecvRows, fit_chann
 from shardroute.planner.validation.published import (
     PublishedCollective,
     PublishedPermute,
-    System,
     permute_source,
     published_collectives,
     published_permutes,
-    system,
 )
 from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.validation.systems import System, system
 from shardroute.topologies.collectives import CollectiveCurve
 from shardroute.topologies.units import format_bytes
 

@@ -1,14 +1,11 @@
 """Published rates of attention kernels on one GPU, and what they are between and beyond the lengths that were measured."""
 
-import csv
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Final
 
 import numpy as np
 
-_TABLE: Final = Path(__file__).parent / "tables" / "ring_kernels.csv"
+from shardroute.planner.validation.shipped import table_rows
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,10 +44,9 @@ class KernelCurve:
 def kernel_curves() -> dict[Kernel, KernelCurve]:
     """Every published curve."""
     points: dict[Kernel, list[tuple[int, float]]] = {}
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            kernel = Kernel(row["gpu"], row["kernel"], row["mask"], row["direction"])
-            points.setdefault(kernel, []).append((int(row["seq"]), float(row["tflops"]) * 1e12))
+    for row in table_rows("ring_kernels.csv"):
+        kernel = Kernel(row["gpu"], row["kernel"], row["mask"], row["direction"])
+        points.setdefault(kernel, []).append((int(row["seq"]), float(row["tflops"]) * 1e12))
     return {
         kernel: KernelCurve(tuple(seq for seq, _ in sorted(found)), tuple(rate for _, rate in sorted(found)))
         for kernel, found in sorted(points.items())

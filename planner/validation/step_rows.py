@@ -6,11 +6,9 @@ GPU is taken as the batch, which the table doesn't state: with one sequence in a
 128K tokens on 32 GPUs.
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -29,12 +27,11 @@ from shardroute.planner.steps import (
     step_flops,
 )
 from shardroute.planner.steps.transfers import Network, hop
-from shardroute.planner.validation.ring_sources import ring_source
 from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.validation.shipped import ring_source, table_rows
 from shardroute.topologies.calibrations import default_calibration
 from shardroute.topologies.machines import load_machine
 
-_TABLES: Final = Path(__file__).parent / "tables"
 _MACHINE: Final = "gb200-nvl72"
 # Rates can't be told apart beyond what these ratios say: cuDNN's attention on B200 (full mask, 8K: 861.6 backward, 1320.7
 # forward) and the memory traffic of ring steps (MagiAttention's charts of B200: 34 B/element forward, 110 backward).
@@ -86,13 +83,10 @@ class Gain:
 @cache
 def published_steps() -> tuple[PublishedStep, ...]:
     """The rows of the table."""
-    with (_TABLES / "ring_steps.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(
-            PublishedStep(
-                int(r["seq"]), int(r["cp"]), int(r["tp"]), float(r["nccl_tflops"]), float(r["nvshmem_tflops"]), r["note"]
-            )
-            for r in csv.DictReader(file)
-        )
+    return tuple(
+        PublishedStep(int(r["seq"]), int(r["cp"]), int(r["tp"]), float(r["nccl_tflops"]), float(r["nvshmem_tflops"]), r["note"])
+        for r in table_rows("ring_steps.csv")
+    )
 
 
 @cache
@@ -150,15 +144,14 @@ def te_rows() -> Iterator[ValidationRow]:
     """TransformerEngine's ring over 4 GB200 under JAX: a quarter of the time on one GPU, ring steps, hops that nothing hides."""
     source, rates = ring_source("te-jax"), load_rates(_MACHINE)
     net = _network(_TE_CP)
-    with (_TABLES / "ring_te.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            seq = int(row["seq"])
-            predicted_s = float(row["alone_ms"]) / 1e3 / _TE_CP + _te_ring_s(seq, rates, net)
-            yield ValidationRow(
-                "attention", f"{source.title}", f"{row['layout']} fwd+bwd cp {_TE_CP}, {seq // 1024}K tokens, "
-                f"{row['segments']} documents", float(row["ring4_ms"]) / 1e3, predicted_s, False, None, "",
-                "ring, not hidden; rates of the training step", source.url,
-            )  # fmt: skip
+    for row in table_rows("ring_te.csv"):
+        seq = int(row["seq"])
+        predicted_s = float(row["alone_ms"]) / 1e3 / _TE_CP + _te_ring_s(seq, rates, net)
+        yield ValidationRow(
+            "attention", f"{source.title}", f"{row['layout']} fwd+bwd cp {_TE_CP}, {seq // 1024}K tokens, "
+            f"{row['segments']} documents", float(row["ring4_ms"]) / 1e3, predicted_s, False, None, "",
+            "ring, not hidden; rates of the training step", source.url,
+        )  # fmt: skip
 
 
 def _te_ring_s(seq: int, rates: StepRates, net: Network) -> float:
