@@ -9,7 +9,7 @@ from shardroute.executors.demo import run_demo
 from shardroute.executors.launches import find_place
 from shardroute.executors.measure import calibrate_here
 from shardroute.executors.ranks import PROCESSES
-from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, run_as_rank, run_plan
+from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, check_transport, run_as_rank, run_plan
 from shardroute.planner.check import check
 from shardroute.planner.cli import app
 from shardroute.planner.cli.calibrate import calibrate_from_files, figure_text, print_fitted
@@ -55,6 +55,7 @@ def run_command(
 
     With processes on this machine, or as one of the ranks that torchrun, srun or mpirun has started; rank 0 then reports.
     """
+    check_transport(transport)
     place = None if spawn else find_place(rank, world_size, rendezvous)
     if place is None and transport != PROCESSES and not spawn:
         raise InputError(
@@ -145,7 +146,9 @@ def calibrate_command(
 
     `simulate --calibration FILE` then predicts with it. What the files don't say is kept from the base.
     """
-    if here == bool(files):
+    if here and (files or machine is not None or base is not None or plan is not None):
+        raise InputError("--here measures this machine; leave FILES, --machine, --base and --plan out")
+    if not here and not files:
         raise InputError("nothing to calibrate from: give logs or timelines, or --here to measure processes on this machine")
     if output is not None:
         check_calibration_path(output)

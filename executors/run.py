@@ -145,9 +145,14 @@ def _start(
     )  # fmt: skip
 
 
-def _check_request(transport: str, timeout_s: float, repeats: int) -> None:
+def check_transport(transport: str) -> None:
+    """Raise InputError for a transport that isn't known."""
     if transport not in TRANSPORTS:
         raise InputError(f"transport {transport!r} is not known; expected one of {', '.join(TRANSPORTS)}")
+
+
+def _check_request(transport: str, timeout_s: float, repeats: int) -> None:
+    check_transport(transport)
     if transport != PROCESSES:
         load_library(transport)
     if not 1 <= repeats <= MAX_REPEATS or not timeout_s > 0:

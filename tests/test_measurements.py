@@ -255,7 +255,8 @@ def test_the_command_fits_timelines_with_their_plan(
         (["calibrate", str(LOGS / "collectives.txt"), "--machine", "dgx-h100", "--base", "cpu-processes"], "are of CPUs"),
         (["calibrate", str(LOGS / "collectives.txt"), "--machine", "dgx-h100", "--plan", "q.plan"], "--plan goes with"),
         (["calibrate", str(LOGS / "absent.txt"), "--machine", "dgx-h100"], "absent.txt"),
-        (["calibrate", str(LOGS / "nvbandwidth.txt"), "--here"], "nothing to calibrate from"),
+        (["calibrate", str(LOGS / "nvbandwidth.txt"), "--here"], "--here measures this machine"),
+        (["calibrate", "--here", "--machine", "dgx-h100"], "--here measures this machine"),
     ],
 )
 def test_a_users_mistake_ends_with_2_and_says_what_to_do(

@@ -301,7 +301,8 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_step_and_leaves_nothing() 
 def test_a_stopped_rank_ends_the_run_at_its_deadline() -> None:
     message, pids, _ = run_and_hurt(long_chain(), 2, signal.SIGSTOP, timeout_s=4)
 
-    assert re.match(r"rank 2 (at step|while|before|after) .*: held up the run until the 4 s that --timeout allows were over", message)
+    told = r"rank 2 (at step|while|before|after) .*: held up the run until the 4 s that --timeout allows were over"
+    assert re.match(told, message)
     assert "waited for rank 2 to" in message
     assert wait_until_gone(pids) == []
 

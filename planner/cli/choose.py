@@ -25,7 +25,7 @@ from shardroute.planner.choice import (
 )
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
-from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for
+from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
@@ -88,7 +88,7 @@ def choice_row(choice: Choice) -> ChoiceRow:
 
 @app.command("choose", rich_help_panel="Plan and predict")
 def choose_command(
-    machine: MachineOption,
+    machine: OneMachineOption,
     op: Annotated[Collective | None, typer.Option("--op", help="The collective.")] = None,
     n_bytes: Annotated[
         str | None,

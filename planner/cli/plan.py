@@ -61,6 +61,15 @@ MachineOption = Annotated[
         autocompletion=machine_names,
     ),
 ]
+OneMachineOption = Annotated[
+    str,
+    typer.Option(
+        "--machine",
+        "-m",
+        help='A machine, or how many of it there are at most, "dgx-h100 x 32".',
+        autocompletion=machine_names,
+    ),
+]
 CalibrationOption = Annotated[
     str | None,
     typer.Option("--calibration", help="Measured costs: a shipped name, a .toml file, or `nominal`. Default: the machine's own."),

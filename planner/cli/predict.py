@@ -50,6 +50,8 @@ def simulate_command(
     json: JsonFlag = False,
 ) -> None:
     """Predict how long a plan takes, what bounds the end, and which links it keeps busy."""
+    if trace_ranks is not None and trace_to is None:
+        raise InputError("--trace-ranks says whose trace to write; give --trace FILE with it")
     loaded = load_plan(plan)
     topology = loaded.topology if machine is None else topology_for(machine, loaded.problem.n_ranks)
     costs = calibration_for(topology.machine, calibration)

@@ -8,7 +8,7 @@ import typer
 
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
-from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for
+from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
 from shardroute.planner.steps import (
@@ -79,7 +79,7 @@ def ring_command(
         str, typer.Option("--model", help="A shipped dense model, or a config.json.", autocompletion=model_names)
     ],
     seq: Annotated[int, typer.Option("--seq", help="Tokens of a sequence.", min=2)],
-    machine: MachineOption,
+    machine: OneMachineOption,
     gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of the job. Default: cp x tp x fsdp.", min=1)] = None,
     cp: Annotated[int | None, typer.Option("--cp", help="Context-parallel ranks; searched unless given.", min=1)] = None,
     tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks; searched unless given.", min=1)] = None,
