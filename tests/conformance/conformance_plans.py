@@ -104,6 +104,23 @@ def large_pieces() -> Plan:
     return hand.build(N_RANKS)
 
 
+def windows_used_again(n_pieces: int = 20) -> Plan:
+    """Pieces of 1 MiB whose rows lie apart, more of them each way than a window for packing holds, in one step and in many."""
+    hand = HandPlan()
+    shape = (2 * n_pieces * 256, 4096)
+    t = hand.tensor(shape, column_shards(shape, [0, 1]), row_shards(shape, [0, 1]))
+    for src in (0, 1):
+        first = (1 - src) * n_pieces * 256
+        pieces = [[(first + 256 * k, first + 256 * k + 256), (2048 * src, 2048 * src + 2048)] for k in range(n_pieces)]
+        half = n_pieces // 2
+        hand.copy(hand.bundle(*((t, piece) for piece in pieces[:half])), src, 1 - src)
+        for piece in pieces[half:]:
+            hand.copy(hand.bundle((t, piece)), src, 1 - src, lane=Lane.RELAY)
+        stays = [(src * n_pieces * 256, (src + 1) * n_pieces * 256), (2048 * src, 2048 * src + 2048)]
+        hand.copy(hand.bundle((t, stays)), src, src, lane=Lane.LOCAL)
+    return hand.build(N_RANKS)
+
+
 def planned(strategy: str) -> Plan:
     """What a strategy makes of a tensor over eight ranks, cut finely so that relays, credits and staging are used."""
     mesh = Mesh.of({"x": 2, "y": 2}, [0, 1, 2, 3])
@@ -135,6 +152,7 @@ _CASES: Final[Mapping[str, Callable[[], Plan]]] = {
     "many peers": all_to_all,
     "large offsets": far_into_memory,
     "large pieces": large_pieces,
+    "windows used again": windows_used_again,
     "direct": partial(planned, "direct"),
     "domain-relay": partial(planned, "domain-relay"),
     "gather-broadcast": partial(planned, "gather-broadcast"),

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from rank_main import run_cases
 
-from shardroute.executors import libraries
+from shardroute.executors import libraries, messages
 from shardroute.executors.libraries import load_library
 from shardroute.executors.transports import Place
 
 TWIN = "torch-cpu"
+# Small windows and messages, so that places in windows are given again and rounds are cut into groups.
+messages.WINDOW_BYTES, messages.PACKED_BYTES = 2**19, 2**18
 libraries.LIBRARIES = {**libraries.LIBRARIES, TWIN: "torch_twin"}
 
 

@@ -1,0 +1,111 @@
+/* A test double of NVSHMEM (libnvshmem_host.so.3) over the double of the CUDA driver: processes of one machine, real bytes and streams.
+ *
+ * The symmetric heaps of all PEs lie in one shared file, FAKENVSHMEM_HEAP bytes each (16 GiB; untouched pages cost nothing). PEs
+ reach each
+ * other's heaps within groups of FAKENVSHMEM_DOMAIN (all). A signal that doesn't come within FAKENVSHMEM_TIMEOUT seconds (20)
+ * ends the process.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+#define MAX_PES 64
+typedef struct { volatile int arrived, generation; } Control;
+typedef struct { int version; char text[124]; } UniqueId;
+typedef struct { int version; UniqueId *id; int rank, n_ranks; } UniqueIdArgs;
+typedef struct { int version; void *mpi; UniqueIdArgs unique; char rest[104]; } Attributes;
+typedef enum { PUT, SIGNAL, WAIT } Kind;
+typedef struct { Kind kind; void *to; const void *from; size_t n; volatile uint64_t *word; uint64_t value; int op, peer; } Op;
+
+extern int cuLaunchHostFunc(void *stream, void (*run)(void *), void *arg);
+
+static int rank = -1, n_ranks, ready;
+static char *base[MAX_PES];
+static Control *control;
+static size_t heap_bytes, used = 512;
+
+static double now_s(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+static double option(const char *name, double otherwise) { const char *text = getenv(name); return text ? atof(text) : otherwise; }
+static void line_up(void) {
+  int now = control->generation;
+  if (__sync_add_and_fetch(&control->arrived, 1) == n_ranks) { control->arrived = 0; __sync_synchronize(); control->generation = now + 1; }
+  else while (control->generation == now) usleep(50);
+}
+static char *at(const void *p, int pe) {
+  size_t offset = (size_t)((const char *)p - base[rank]);
+  if ((const char *)p < base[rank] || offset >= heap_bytes) { fprintf(stderr, "NVSHMEM double: PE %d: %p is not symmetric\n", rank, p); abort(); }
+  return base[pe] + offset;
+}
+static void run(void *given) {
+  Op *o = given;
+  if (o->kind == PUT) memcpy(o->to, o->from, o->n);
+  if (o->kind != WAIT) {
+    __sync_synchronize();
+    if (o->word && o->op == 9) *o->word = o->value; else if (o->word) __sync_add_and_fetch(o->word, o->value);
+    return;
+  }
+  double until = now_s() + option("FAKENVSHMEM_TIMEOUT", 20);
+  for (long looks = 0;; looks++) {
+    uint64_t x = *o->word, v = o->value;
+    int c = o->op;
+    if ((c == 0 && x == v) || (c == 1 && x != v) || (c == 2 && x > v) || (c == 3 && x <= v) || (c == 4 && x < v) || (c == 5 && x >= v)) return;
+    if (looks > 20) usleep(50);
+    if (now_s() > until) { fprintf(stderr, "NVSHMEM double: PE %d: no signal came (%llu, waited for %llu)\n", rank, (unsigned long long)x, (unsigned long long)v); abort(); }
+  }
+}
+static void enqueue(Op op, void *stream) { Op *o = malloc(sizeof *o); *o = op; cuLaunchHostFunc(stream, run, o); } /* may be captured: never freed */
+
+API int nvshmemx_get_uniqueid(UniqueId *id) { snprintf(id->text, 100, "/shardroute-nvshmem-%d-%lld", getpid(), (long long)(now_s() * 1e9)); return 0; }
+API int nvshmemx_set_attr_uniqueid_args(int r, int n, const UniqueId *id, Attributes *a) { a->unique.id = (UniqueId *)id; a->unique.rank = r; a->unique.n_ranks = n; return 0; }
+API int nvshmemx_hostlib_init_attr(unsigned flags, Attributes *a) {
+  (void)flags;
+  rank = a->unique.rank; n_ranks = a->unique.n_ranks;
+  heap_bytes = (size_t)option("FAKENVSHMEM_HEAP", 16.0 * (1 << 30));
+  int fd = shm_open(a->unique.id->text, O_CREAT | O_RDWR, 0600);
+  if (fd < 0 || n_ranks > MAX_PES || ftruncate(fd, (off_t)(4096 + (size_t)n_ranks * heap_bytes))) return 7;
+  char *all = mmap(NULL, 4096 + (size_t)n_ranks * heap_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (all == MAP_FAILED) return 7;
+  close(fd);
+  control = (Control *)all;
+  for (int i = 0; i < n_ranks; i++) base[i] = all + 4096 + (size_t)i * heap_bytes;
+  line_up();
+  if (!rank) shm_unlink(a->unique.id->text);
+  ready = 1;
+  return 0;
+}
+API int nvshmemx_init_status(void) { return ready ? 2 : 0; }
+API void nvshmemx_hostlib_finalize(void) { line_up(); ready = 0; }
+API int nvshmem_my_pe(void) { return rank; }
+API int nvshmem_n_pes(void) { return n_ranks; }
+API void nvshmem_info_get_version(int *a, int *b) { *a = 1; *b = 3; }
+API void nvshmemx_vendor_get_version_info(int *a, int *b, int *c) { *a = 3; *b = 8; *c = 0; }
+API void nvshmem_info_get_name(char *name) { strcpy(name, "NVSHMEM double"); }
+API void *nvshmem_malloc(size_t n) {
+  size_t offset = (used + 4095) / 4096 * 4096;
+  if (offset + n > heap_bytes) return NULL;
+  used = offset + n;
+  line_up();
+  return base[rank] + offset;
+}
+API void *nvshmem_calloc(size_t k, size_t n) { return nvshmem_malloc(k * n); } /* pages of a new file are zero, and never used twice */
+API void nvshmem_free(void *p) { (void)p; line_up(); }
+API void *nvshmem_ptr(const void *p, int pe) { int domain = (int)option("FAKENVSHMEM_DOMAIN", n_ranks); return pe / domain == rank / domain ? at(p, pe) : NULL; }
+API void nvshmem_barrier_all(void) { line_up(); }
+API void nvshmemx_putmem_signal_on_stream(void *to, const void *from, size_t n, uint64_t *word, uint64_t value, int op, int pe, void *stream) {
+  enqueue((Op){.kind = PUT, .to = at(to, pe), .from = from, .n = n, .word = (uint64_t *)at(word, pe), .value = value, .op = op}, stream);
+}
+API void nvshmemx_putmem_on_stream(void *to, const void *from, size_t n, int pe, void *stream) { enqueue((Op){.kind = PUT, .to = at(to, pe), .from = from, .n = n}, stream); }
+API void nvshmemx_signal_op_on_stream(uint64_t *word, uint64_t value, int op, int pe, void *stream) {
+  enqueue((Op){.kind = SIGNAL, .word = (uint64_t *)at(word, pe), .value = value, .op = op}, stream);
+}
+API void nvshmemx_signal_wait_until_on_stream(uint64_t *word, int compare, uint64_t value, void *stream) {
+  enqueue((Op){.kind = WAIT, .word = word, .value = value, .op = compare}, stream);
+}
+API void nvshmemx_quiet_on_stream(void *stream) { (void)stream; __sync_synchronize(); }

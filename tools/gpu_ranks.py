@@ -1,0 +1,326 @@
+"""One rank of tools/gpu_check.py: it joins the others over a transport, and runs all parts of the check in turn.
+
+`gpu_ranks.py FOLDER TRANSPORT RANK SIZE MACHINE DEADLINE_S full|quick`: rank 0 appends one JSON object a finished part to
+FOLDER/found.jsonl, and each rank leaves what it died of in FOLDER/RANK.error.
+"""
+
+import json
+import statistics
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "conformance")]
+
+import conformance_plans  # type: ignore[import-not-found]  # noqa: E402  # needs the path, which mypy hasn't
+from hand_plans import HandPlan, row_shards  # type: ignore[import-not-found]  # noqa: E402
+
+from shardroute.executors.arenas import Arena  # noqa: E402
+from shardroute.executors.grouped import GroupedTransport  # noqa: E402
+from shardroute.executors.interpret import compile_plan  # noqa: E402
+from shardroute.executors.launched import run_launched  # noqa: E402
+from shardroute.executors.libraries import load_library  # noqa: E402
+from shardroute.executors.messages import lay_messages  # noqa: E402
+from shardroute.executors.patterns import arm, fill_sources, verify  # noqa: E402
+from shardroute.executors.transports import Deadline, Place, Trial, World  # noqa: E402
+from shardroute.planner.layouts.fragments import Fragments  # noqa: E402
+from shardroute.planner.layouts.meshes import Mesh, place  # noqa: E402
+from shardroute.planner.layouts.placements import Replicate, Shard  # noqa: E402
+from shardroute.planner.layouts.tensors import Layout, Tensor  # noqa: E402
+from shardroute.planner.plans import TARGET, Lane, Plan  # noqa: E402
+from shardroute.planner.problems import Problem, one_tensor  # noqa: E402
+from shardroute.planner.routing.strategies import make_plan  # noqa: E402
+from shardroute.planner.simulator.refit import predict  # noqa: E402
+from shardroute.topologies.calibrations import (  # noqa: E402
+    Calibration,
+    calibration_figure,
+    calibration_from_figures,
+    default_calibration,
+    load_calibration,
+    save_calibration,
+)
+from shardroute.topologies.errors import RunError  # noqa: E402
+from shardroute.topologies.machines import load_machine  # noqa: E402
+from shardroute.topologies.topologies import Topology, build_topology  # noqa: E402
+from shardroute.topologies.units import format_bytes  # noqa: E402
+
+PING_REPEATS = 5
+REPEATS = 5
+
+Found = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much moves. Host memory is filled and verified at some 1 GB/s a rank (elements of 8 bytes), which is most of the
+    time."""
+
+    ping_bytes: tuple[int, ...]
+    refit_tensors: int
+    refit_shape: tuple[int, int]
+    kv_shape: tuple[int, int]
+
+
+# Messages from where their start is all that they take to where bandwidth is; a refit of 16 matrices of 32 MiB; keys and values
+# of 8192 positions a rank, 8 KV heads of 128, bf16: 32 MiB a hop.
+FULL = Sizes(tuple(2**k for k in range(16, 28, 2)), 16, (2048, 2048), (8192, 2 * 8 * 128))
+# To try the program itself.
+QUICK = Sizes(tuple(2**k for k in range(12, 25, 4)), 4, (64, 64), (64, 128))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the parts share."""
+
+    world: World
+    transport: str
+    machine: str
+    folder: Path
+    deadline: Deadline
+    sizes: Sizes
+
+    @property
+    def topology(self) -> Topology:
+        """The machine to plan for, with as many GPUs as there are ranks."""
+        return build_topology(load_machine(self.machine), min_gpus=self.world.size)
+
+    def run(self, plan: Plan, n_trials: int) -> Sequence[Trial]:
+        """Run a plan; the trials on rank 0, nothing elsewhere."""
+        programs, buffers = compile_plan(plan)
+        return run_launched(
+            self.world, plan, programs, lay_messages(plan, programs, buffers), n_trials=n_trials, deadline=self.deadline
+        )
+
+
+def ping_pongs(check: Check) -> Iterator[Found]:
+    """Messages of all sizes from rank 0 to rank 1, and a calibration of them."""
+    if check.world.size < 2:
+        yield {"part": "ping-pong", "skipped": "one GPU has nobody to send to"}
+        return
+    times: dict[int, float] = {}
+    for n_bytes in check.sizes.ping_bytes:
+        shape = (1, n_bytes // 8)
+        problem = one_tensor(shape, "f64", row_shards(shape, [0]), row_shards(shape, [1]), n_ranks=check.world.size)
+        trials = check.run(make_plan(problem, check.topology, "direct", n_bytes), PING_REPEATS)
+        if trials:
+            times[n_bytes] = statistics.median(_total_s(trial) for trial in trials[1:])  # the first connects
+            _raise_wrong(trials)
+    if times:
+        told: Found = {"part": "ping-pong", "us": {str(n): 1e6 * s for n, s in times.items()}}
+        try:
+            calibration = calibration_of(check, times)
+        except RunError as error:  # then nothing is predicted
+            yield told | {"ok": False, "text": str(error)}
+            return
+        path = check.folder.parent / f"{check.transport}.toml"
+        save_calibration(calibration, path)
+        largest = max(times)
+        text = f"{1e6 * times[min(times)]:.1f} us for {format_bytes(min(times))}, {largest / times[largest] / 1e9:.1f} GB/s"
+        yield told | {"ok": True, "calibration": str(path), "text": text}
+
+
+def calibration_of(check: Check, times: Mapping[int, float]) -> Calibration:
+    """Start and bandwidth of one message by least squares of relative errors; what a ping-pong can't tell is kept from the
+    machine's shipped calibration, and says so.
+    """
+    n_bytes, seconds = np.array(list(times), float), np.array(list(times.values()))
+    model = np.stack([1 / seconds, n_bytes / seconds], axis=1)
+    (start_s, byte_s), *_ = np.linalg.lstsq(model, np.ones(len(seconds)), rcond=None)
+    if byte_s <= 0:
+        raise RunError(f"the times of messages don't grow with their size: {[f'{s:.3g} s' for s in times.values()]}")
+    error = np.abs(start_s + n_bytes * byte_s - seconds) / seconds
+    machine, base = load_machine(check.machine), default_calibration(check.machine)
+    source = (
+        f"tools/gpu_check.py, {check.transport}: {len(times)} {format_bytes(min(times))} to {format_bytes(max(times))}, "
+        f"fit with a median error of {100 * float(np.median(error)):.1f} %, worst {100 * float(error.max()):.1f} %"
+    )
+    kept = "kept from the machine's shipped calibration, as a ping-pong in one domain doesn't tell: "
+    old = {figure.key: figure for figure in base.figures}
+    latency_s = max(float(start_s) - base.launch_s, 0.0)
+    efficiency = 1 / float(byte_s) / machine.nvlink_Bps
+    if efficiency > 1:
+        raise RunError(f"messages reach {efficiency:.2f} of {machine.name}'s NVLink; say which machine this is with --machine")
+    figures = [
+        calibration_figure("nvlink.latency", float(f"{latency_s:.3g}"), f"start less step.launch; {source}"),
+        calibration_figure("nvlink.efficiency", float(f"{efficiency:.3g}"), source),
+        *(replace(old[key], source=kept + old[key].source) for key in ("nic.latency", "nic.efficiency", "step.launch",
+        "step.piece")),
+    ]
+    return calibration_from_figures(check.machine, check.transport, "by tools/gpu_check.py", "see its report", figures)
+
+
+def conformance(check: Check) -> Iterator[Found]:
+    """The conformance cases that need no more ranks than there are, and one of a single rank."""
+    n_ranks = check.world.size
+    for name, plan in conformance_cases(n_ranks).items():
+        trials = check.run(plan, 3)
+        if trials:
+            wrong = sum(f.n_wrong + f.n_stray for trial in trials for f in trial.findings)
+            yield {"part": "conformance", "case": name, "ok": wrong == 0, "text": "" if not wrong else f"{wrong} bytes are wrong"}
+
+
+def conformance_cases(n_ranks: int) -> dict[str, Plan]:
+    """Name and plan of each case that runs on n_ranks."""
+    topology = build_topology(load_machine("cpu-processes"), min_gpus=n_ranks)
+    cases = {"within a rank": _within_a_rank()}
+    if n_ranks > 1:
+        cases["all to all"] = conformance_plans.all_to_all(n_ranks)
+    for name, make in conformance_plans.CASES.items():
+        plan = make()
+        used = max([int(c.rank.max(initial=-1)) for k in plan.problem.classes for c in (k.source, k.target)], default=-1)
+        used = max(used, int(plan.steps.src.max(initial=-1)), int(plan.steps.dst.max(initial=-1)))
+        if max(used, int(plan.group_ranks.max(initial=-1))) < n_ranks:
+            cases[name] = plan
+    return {
+        name: replace(plan, problem=replace(plan.problem, n_ranks=n_ranks), topology=topology) for name, plan in cases.items()
+    }
+
+
+def _within_a_rank() -> Plan:
+    """A matrix that is transposed on one rank, by strided copies."""
+    shape = (64, 96)
+    nought, size = np.zeros(1, np.int64), np.array([64 * 96])
+    rank, buffer = nought.astype(np.int32), nought.astype(np.int32)
+    source, target = (
+        Fragments(shape, rank, np.zeros((1, 2), np.int64), np.array([shape]), buffer, nought, np.array([strides]), size)
+        for strides in ((96, 1), (1, 64))
+    )
+    problem = one_tensor(shape, "bf16", source, target)
+    return make_plan(problem, build_topology(load_machine("cpu-processes"), min_gpus=1), "direct")
+
+
+def refit(check: Check) -> Iterator[Found]:
+    """Weights from one half of the ranks, split by columns, to the other half, split by rows; predicted and measured."""
+    if check.world.size < 2:
+        yield {"part": "refit", "skipped": "one GPU has nobody to send to"}
+        return
+    half, shape = check.world.size // 2, check.sizes.refit_shape
+    given, taken = Mesh.of({"t": half}, range(half)), Mesh.of({"t": half}, range(half, 2 * half))
+    source, target = place(shape, given, [Shard(1)]), place(shape, taken, [Shard(0)])
+    tensors = tuple(Tensor(f"w{k}", shape, "f64") for k in range(check.sizes.refit_tensors))
+    names = tuple((tensor.name,) for tensor in tensors)
+    before, after = (Layout((fragments,) * len(tensors), names) for fragments in (source, target))
+    problem = Problem(tensors, before, after, check.world.size)
+    for strategy in ("direct", "greedy"):
+        plan = make_plan(problem, check.topology, strategy)
+        yield from _measured(check, "refit", strategy, plan)
+        yield from _graph(check, strategy, plan)
+
+
+def ring(check: Check) -> Iterator[Found]:
+    """Keys and values once around the ring, as ring attention sends them: each rank passes on what it got last."""
+    n = check.world.size
+    if n < 2:
+        yield {"part": "ring", "skipped": "one GPU is no ring"}
+        return
+    rows, columns = check.sizes.kv_shape
+    shape = (n * rows, columns)
+    hand = HandPlan()
+    kv = hand.tensor(shape, row_shards(shape, range(n)), place(shape, Mesh.of({"r": n}, range(n)), [Replicate()]))
+    blocks = [hand.bundle((kv, [(r * rows, (r + 1) * rows), (0, columns)])) for r in range(n)]
+    for rank in range(n):
+        hand.copy(blocks[rank], rank, rank, lane=Lane.LOCAL)
+    came: list[int] = []
+    for hop in range(1, n):
+        sent = [
+            hand.copy(blocks[(r - hop + 1) % n], r, (r + 1) % n) if hop == 1 else
+            hand.copy(blocks[(r - hop + 1) % n], r, (r + 1) % n, [came[r]], src_at=TARGET, lane=Lane.HAND_OVER)
+            for r in range(n)
+        ]  # fmt: skip
+        came = [sent[(r - 1) % n] for r in range(n)]
+    plan = hand.build(n)
+    yield from _measured(check, "ring", f"{n - 1} hops of {format_bytes(rows * columns * 2)}", replace(plan,
+    topology=check.topology))
+
+
+def _measured(check: Check, part: str, case: str, plan: Plan) -> Iterator[Found]:
+    trials = check.run(plan, REPEATS)
+    if not trials:
+        return
+    measured_s = statistics.median(_total_s(trial) for trial in trials)
+    path = check.folder.parent / f"{check.transport}.toml"
+    predicted_s = predict(plan, load_calibration(str(path))).timeline.total_s if path.exists() else None
+    wrong = sum(f.n_wrong + f.n_stray for trial in trials for f in trial.findings)
+    yield {
+        "part": part, "case": case, "ok": wrong == 0, "measured_s": measured_s, "predicted_s": predicted_s,
+        "n_bytes": int(plan.step_bytes.sum()), "n_compared": sum(f.n_bytes for f in trials[0].findings),
+        "trials_s": [_total_s(trial) for trial in trials],
+        "text": f"{wrong} bytes are wrong" if wrong else f"{int(plan.step_bytes.sum()) / measured_s / 1e9:.1f} GB/s in all",
+    }  # fmt: skip
+
+
+def _graph(check: Check, case: str, plan: Plan) -> Iterator[Found]:
+    """The same plan captured as a CUDA graph, replayed and verified."""
+    world, rank = check.world, check.world.rank
+    programs, buffers = compile_plan(plan)
+    memory = np.empty(int(programs.arena_bytes[rank]), dtype=np.uint8)
+    messages = lay_messages(plan, programs, buffers)
+    transport = world.open(programs, messages, Arena.whole(memory), check.deadline)
+    reason = None if isinstance(transport, GroupedTransport) else getattr(transport, "why_not_capturable", lambda: "")()
+    replay_s, wrong = 0.0, 0
+    if isinstance(transport, GroupedTransport):
+        fill_sources(memory, programs.holdings, rank)
+        times = np.zeros((2, len(programs.cells.rank)))
+        for replays in (False, True):
+            transport.begin(int(replays))
+            arm(memory, int(programs.target_at[rank]))
+            transport.barrier()
+            if replays:
+                reason = transport.why_not_capturable()
+                if reason is None:
+                    transport.capture()
+                    replay_s = transport.replay()
+            if not replays or reason is not None:
+                transport.run(times[0], times[1], np.zeros(1, np.int64))
+            transport.barrier()
+        found = verify(memory, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank]))
+        wrong = found.n_wrong + found.n_stray
+    told = [json.loads(text) for text in world.exchange(json.dumps([replay_s, wrong]).encode(), check.deadline)]
+    if rank == 0 and reason is not None:
+        yield {"part": "graph", "case": case, "skipped": reason}
+    elif rank == 0:
+        n_wrong = sum(w for _, w in told)
+        text = f"{n_wrong} bytes are wrong" if n_wrong else "captured and replayed"
+        yield {"part": "graph", "case": case, "ok": n_wrong == 0, "measured_s": max(s for s, _ in told), "text": text}
+
+
+def _total_s(trial: Trial) -> float:
+    return float(trial.end_s.max(initial=trial.began_s)) - trial.began_s
+
+
+def _raise_wrong(trials: Sequence[Trial]) -> None:
+    if any(f.n_wrong or f.n_stray for trial in trials for f in trial.findings):
+        raise AssertionError("bytes of a ping-pong are wrong")
+
+
+PARTS: tuple[Callable[[Check], Iterator[Found]], ...] = (ping_pongs, conformance, refit, ring)
+
+
+def main() -> int:
+    """Run all parts as one rank."""
+    folder, transport, machine = Path(sys.argv[1]), sys.argv[2], sys.argv[5]
+    place_ = Place(int(sys.argv[3]), int(sys.argv[4]), f"file://{folder}/rendezvous")
+    deadline = Deadline.after(float(sys.argv[6]))
+    try:
+        world = load_library(transport).connect(place_, deadline)
+        check = Check(world, transport, machine, folder, deadline, QUICK if sys.argv[7] == "quick" else FULL)
+        with (folder / ("found.jsonl" if place_.rank == 0 else f"{place_.rank}.jsonl")).open("a") as file:
+            for part in PARTS:
+                for found in part(check):
+                    if place_.rank == 0:
+                        file.write(json.dumps(found) + "\n")
+                        file.flush()
+        world.close()
+    except BaseException:
+        (folder / f"{place_.rank}.error").write_text(traceback.format_exc())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
