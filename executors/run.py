@@ -120,6 +120,8 @@ def run_as_rank(
             f"launcher, or choose one of {', '.join(LIBRARIES)}"
         )
     _check_computes(plan, transport)
+    if place.size != plan.problem.n_ranks:  # before ranks meet: one that left early would look like a failure to the others
+        raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and {place.size} were started")
     deadline = Deadline.after(timeout_s)
     programs, buffers = compile_plan(plan)
     world = load_library(transport).connect(place, deadline)

@@ -34,8 +34,6 @@ MOST_OVER = 1.10
 # Balancing takes longest of all, and in such problems gains a percent over such a rule.
 RULE_ALONE_HOPS = 400_000
 RULE_OVER = 1.03
-# Hops up to which a fixed rule takes part both in our chunks and in its own; in more hops the two are alike.
-EXACT_HOPS = 100_000
 # Steps of the balanced way up to which `direct` takes part: it wins where latency rules, and else each holder sends all copies
 # itself, in one tangle of flows that takes longest to predict (Qwen3-235B from 128 to 128 GPUs: 10 s).
 DIRECT_STEPS = 10_000
@@ -73,8 +71,7 @@ def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, opti
         entrants.append(enter(chunked, relay))
     else:
         entrants.append(enter(chunked, balanced(chunked, topology, GOOD_ENOUGH, relay)))
-    if not good or n_hops <= EXACT_HOPS:
-        entrants.append(_exactly(strategy, Rule.RELAY, whole, topology, backend, options))
+    entrants.append(_exactly(strategy, Rule.RELAY, whole, topology, backend, options))
     if is_long(whole.bound_s, costs_of(topology, problem.n_ranks, options)):
         return entrants  # bytes are all that counts, and coarse chunks only balance worse
     for n_chunks, larger in COARSER:
