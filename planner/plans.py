@@ -95,6 +95,11 @@ class Backend(IntEnum):
     NCCL_PUT = 2  # NCCL's put with a signal
     NVSHMEM = 3
 
+    @property
+    def label(self) -> str:
+        """The name as commands spell it, `nccl-put`."""
+        return self.name.lower().replace("_", "-")
+
 
 _LANE_BITS = 3
 

@@ -88,6 +88,31 @@ def test_limits_that_make_no_sense_end_in_one_message(cli, option) -> None:
 MODEL = ["--model", "qwen3-30b-a3b", "--scale", "64", "--from", "TP2 x PP2 x EP4"]
 
 
+def test_a_plan_is_carried_by_the_backends_that_the_user_allows(cli) -> None:
+    carried = {
+        name: json.loads(cli("plan", *TENSOR, "-s", "greedy", "--backends", name, "--json")[1])["notes"]["carried by"]
+        for name in ("nccl", "nvshmem")
+    }
+
+    assert carried == {"nccl": "nccl 100%", "nvshmem": "nvshmem 100%"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--backends", "ucx"), "expected one of nccl, nccl-put, nvshmem"),
+        (("--backends", "nccl,nccl"), "names one twice"),
+        (("--backends", "nvshmem", "-s", "hybrid"), "carried by NCCL alone"),
+        (("--backends", "nccl", "--machine", "cpu-processes"), "has no GPUs"),
+    ],
+)
+def test_backends_that_make_no_sense_end_in_one_message(cli, options, message) -> None:
+    code, _, err = cli("plan", *TENSOR, *options)
+
+    assert code == 2
+    assert message in " ".join(err.split())
+
+
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
     """A plan file of 8 source and 16 destination GPUs on three DGX."""

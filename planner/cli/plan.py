@@ -9,6 +9,7 @@ import typer
 from msgspec import to_builtins
 
 from shardroute.planner.arguments import parse_nics
+from shardroute.planner.cli.backends import BackendsOption, carried_by, parse_backends
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import (
@@ -40,7 +41,7 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport, report
 from shardroute.planner.routing.auto import choose
 from shardroute.planner.routing.caches import cached_plan
-from shardroute.planner.routing.options import STAGING_BYTES, TIME_LIMIT_S, Options
+from shardroute.planner.routing.options import DEFAULT_BACKENDS, STAGING_BYTES, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
@@ -209,8 +210,9 @@ def plan_command(
     message_size: Annotated[str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: by size.")] = None,
     max_staging: MaxStagingOption = None,
     nic: NicOption = None,
+    backends: BackendsOption = None,
     max_ops_in_flight: Annotated[
-        int | None, typer.Option("--max-ops-in-flight", help="Most steps that a GPU drives at once. Default: 8 a lane.")
+        int | None, typer.Option("--max-ops-in-flight", help="Most steps that a GPU drives at once, and that arrive.")
     ] = None,
     time_limit: Annotated[float, typer.Option("--time-limit", help="Seconds that `optimal` may solve for.")] = TIME_LIMIT_S,
     cache: Annotated[
@@ -245,8 +247,12 @@ def plan_command(
         staging_bytes=STAGING_BYTES if max_staging is None else parse_bytes(max_staging),
         max_ops_in_flight=max_ops_in_flight,
         time_limit_s=time_limit,
+        backends=DEFAULT_BACKENDS if backends is None else parse_backends(backends, strategy, topology),
+        calibration=None if calibration is None else costs,
     )
     planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache)
+    if backends is not None:
+        planned = replace(planned, notes=(*planned.notes, ("carried by", carried_by(planned.plan))))
     if output is not None:
         save_plan(planned.plan, output)
     if json:

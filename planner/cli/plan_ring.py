@@ -6,16 +6,16 @@ from typing import Annotated
 import typer
 from msgspec import to_builtins
 
+from shardroute.planner.cli.backends import BACKENDS, parse_backend
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
 from shardroute.planner.plan_files import save_plan
-from shardroute.planner.plans import Backend
 from shardroute.planner.reports import calibration_text
 from shardroute.planner.ring.reports import ring_facts, ring_report
-from shardroute.planner.ring.strategies import RING_STRATEGIES, Options, backend_name, ring_plan
+from shardroute.planner.ring.strategies import RING_STRATEGIES, Options, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import Attention, SequenceLayout
 from shardroute.topologies.calibrations import Calibration
@@ -24,7 +24,6 @@ from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine
 
 _CALL, _SPLIT = "The attention call", "How it is split"
-_BACKENDS = {backend_name(backend): backend for backend in Backend if backend is not Backend.PROCESSES}
 
 
 @app.command("plan-ring", rich_help_panel="Plan and predict")
@@ -80,7 +79,7 @@ def plan_ring_command(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", help=f"What carries copies between GPUs: {', '.join(_BACKENDS)}.", rich_help_panel=_SPLIT),
+        typer.Option("--backend", help=f"What carries copies between GPUs: {', '.join(BACKENDS)}.", rich_help_panel=_SPLIT),
     ] = None,
     calibration: CalibrationOption = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan to this file.")] = None,
@@ -109,7 +108,8 @@ def plan_ring_command(
         check_writable(output, "the plan")
     with progress(f"planning ({strategy})"):
         began = time.perf_counter()
-        plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, _backend(backend)))
+        carrier = None if backend is None else parse_backend(backend)
+        plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, carrier))
         plan_s = time.perf_counter() - began
         costs, why = costs_of(topology.machine, calibration)
         found = ring_report(plan, costs, why, plan_s)
@@ -146,12 +146,6 @@ def _heads(model: str | None, heads: int | None, kv_heads: int | None, head_dim:
     if heads is None or head_dim is None:
         raise InputError("no heads: give --model, or --heads with --head-dim (and --kv-heads where they are fewer)")
     return heads, heads if kv_heads is None else kv_heads, head_dim
-
-
-def _backend(name: str | None) -> Backend | None:
-    if name is not None and name not in _BACKENDS:
-        raise InputError(f"backend {name!r} is not known; expected one of {', '.join(_BACKENDS)}")
-    return None if name is None else _BACKENDS[name]
 
 
 def _lengths(seq: int | None, documents: str | None) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def ring_plan(
     _check_options(strategy, asked)
     cpu = topology.machine.kind is MachineKind.CPU
     if asked.backend is not None and cpu != (asked.backend is Backend.PROCESSES):
-        raise InputError(f"backend {backend_name(asked.backend)} doesn't run on {topology.machine.name}; leave it out")
+        raise InputError(f"backend {asked.backend.label} doesn't run on {topology.machine.name}; leave it out")
     heads = chosen.heads(attention, topology, asked)
     # With split 1 heads are cut only to be gathered group by group; otherwise each rank has its own.
     n_blocks = attention.n_ranks * max(attention.n_ranks // heads.split, heads.q_groups if heads.split == 1 else 1)
@@ -139,11 +139,6 @@ def ring_plan(
     chosen.add(draft)
     default = Backend.PROCESSES if cpu else Backend.NCCL
     return draft.plan(strategy, default if asked.backend is None else asked.backend)
-
-
-def backend_name(backend: Backend) -> str:
-    """The backend as commands spell it, `nccl-put`."""
-    return backend.name.lower().replace("_", "-")
 
 
 def _check_options(strategy: str, options: Options) -> None:

@@ -14,6 +14,8 @@ N_QUEUES = 8
 STAGING_BYTES = 2**30
 # Seconds that `optimal` may take for its linear program where the user sets no limit.
 TIME_LIMIT_S = 20.0
+# Puts need symmetric memory, which plans can't promise, so they carry steps only where the user says so.
+DEFAULT_BACKENDS = (Backend.NCCL,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Options:
     staging_bytes: int = STAGING_BYTES
     max_ops_in_flight: int | None = None
     time_limit_s: float = TIME_LIMIT_S
-    backends: tuple[Backend, ...] = (Backend.NCCL,)
+    backends: tuple[Backend, ...] = DEFAULT_BACKENDS
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
