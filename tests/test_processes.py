@@ -1,3 +1,4 @@
+import gc
 import math
 import os
 import re
@@ -420,13 +421,14 @@ def test_impossible_options_are_refused(options: "dict[str, str]", message: str)
 
 def test_running_leaves_no_open_files_and_no_children() -> None:
     run_plan(rows_to_columns(), timeout_s=30)
+    gc.collect()  # what other tests dropped without closing is not this one's
     fds = Path("/proc/self/fd")
     before = len(list(fds.iterdir())) if fds.exists() else 0
 
     for _ in range(3):
         run_plan(rows_to_columns(), timeout_s=30)
 
-    assert (len(list(fds.iterdir())) if fds.exists() else 0) == before
+    assert (len(list(fds.iterdir())) if fds.exists() else 0) <= before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
