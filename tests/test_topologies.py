@@ -172,6 +172,7 @@ def test_machines_of_several_kinds_are_numbered_one_after_the_other() -> None:
     assert joined.host.tolist()[14:22] == [1, 1, 2, 2, 2, 2, 3, 3]
     assert joined.nvlink_Bps[15] == h100.nvlink_Bps
     assert joined.nvlink_Bps[16] == gb200.nvlink_Bps
+    assert joined.hbm_Bps[[15, 16]].tolist() == [h100.hbm_Bps, gb200.hbm_Bps]
     assert joined.nic_Bps[[0, 87]].tolist() == [h100.gpu_nic_Bps, gb200.gpu_nic_Bps]
     assert joined.title == "dgx-h100 x 2 + gb200-nvl72 x 1"
 

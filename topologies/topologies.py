@@ -26,8 +26,8 @@ class Topology:
     """The GPUs of whole units of a machine; equal and hashed by what is given, columns are read-only.
 
     host and domain (int32) number hosts and NVLink domains from 0; nvlink_Bps and nic_Bps (float64) are bytes
-    per second one way of the GPU's NVLink ports and of its NICs together. For kind CPU every process is on
-    host 0 and in domain 0, and both bandwidths are 0: the calibration says what shared memory gives.
+    per second one way of the GPU's NVLink ports and of its NICs together, hbm_Bps those of its memory. For kind CPU every
+    process is on host 0 and in domain 0, and all bandwidths are 0: the calibration says what shared memory gives.
 
     more lists machines of another kind on the same fabric, as (machine, GPUs); theirs follow those of `machine`, and n_gpus
     counts them too. Raises InputError where kind or oversubscription differ: one fabric has one spine.
@@ -44,6 +44,7 @@ class Topology:
     domain: npt.NDArray[np.int32] = field(init=False, repr=False, compare=False)
     nvlink_Bps: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
     nic_Bps: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    hbm_Bps: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         machine, n_gpus = self.machine, self.n_gpus
@@ -68,6 +69,7 @@ class Topology:
             "domain": np.zeros(n_gpus, np.int32) if shared else _numbered([(m.gpus_per_domain, n) for m, n in self.parts]),
             "nvlink_Bps": np.concatenate([np.full(n, m.nvlink_Bps) for m, n in self.parts]),
             "nic_Bps": np.concatenate([np.full(n, m.gpu_nic_Bps) for m, n in self.parts]),
+            "hbm_Bps": np.concatenate([np.full(n, m.hbm_Bps) for m, n in self.parts]),
         }
         for at, nic_Bps in self.own_nic_Bps:
             columns["nic_Bps"][at] = nic_Bps

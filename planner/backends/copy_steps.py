@@ -51,9 +51,12 @@ def copy_costs(plan: Plan, topology: Topology, calibration: Calibration, links: 
     cap_Bps = np.where(local, np.inf, cap_Bps)
     delay_s = start_s + plan.step_pieces * calibration.piece_s
     if calibration.memory is not None:
-        packed = np.where(local | (steps.op != Op.COPY), 0, packed_bytes(plan))
         # A byte packed is read once and written once.
-        delay_s = delay_s + packed / (topology.machine.hbm_Bps * calibration.memory.efficiency / 2)
+        rate_Bps = topology.hbm_Bps * calibration.memory.efficiency / 2
+        packed, unpacked = packed_bytes(plan)
+        delay_s = delay_s + np.where(
+            local | (steps.op != Op.COPY), 0.0, packed / rate_Bps[src] + unpacked / rate_Bps[dst]
+        )
     spine = topology.machine.oversubscription > 1
     route = np.stack(
         [

@@ -83,6 +83,6 @@ def links_of(topology: Topology, calibration: Calibration) -> Links:
     nic = topology.nic_Bps * nic_cost.efficiency
     # A copy within a GPU reads and writes its memory once each.
     reached = 1.0 if calibration.memory is None else calibration.memory.efficiency
-    memory = np.full(topology.n_gpus, topology.machine.hbm_Bps * reached / 2)
+    memory = topology.hbm_Bps * reached / 2
     fabric = np.bincount(topology.domain, weights=nic, minlength=topology.n_domains) / topology.machine.oversubscription
     return Links(topology, np.concatenate([nvlink, nvlink, nic, nic, memory, fabric, fabric]))

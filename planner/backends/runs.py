@@ -22,14 +22,13 @@ def step_runs(plan: Plan) -> Ints:
     return np.where(into_slot & from_slot, plan.step_pieces, runs)
 
 
-def packed_bytes(plan: Plan) -> Ints:
-    """The bytes that each step packs before it sends and unpacks after, int64[n_steps]: once for each end in several runs."""
+def packed_bytes(plan: Plan) -> tuple[Ints, Ints]:
+    """The bytes that each step packs at its source and unpacks at its destination, int64[n_steps] each: those in several runs."""
     steps = plan.steps
     source, target = _bundle_runs(plan, "source")[steps.bundle], _bundle_runs(plan, "target")[steps.bundle]
     gathers = np.where(steps.src_at == SOURCE, source > 1, (steps.src_at == TARGET) & (target > 1))
     scatters = (steps.dst_at == TARGET) & (target > 1)
-    packed: Ints = plan.step_bytes * (gathers.astype(np.int64) + scatters)
-    return packed
+    return plan.step_bytes * gathers, plan.step_bytes * scatters
 
 
 def _bundle_runs(plan: Plan, side: Literal["source", "target"]) -> Ints:
