@@ -43,7 +43,7 @@ from shardroute.planner.routing.auto import choose
 from shardroute.planner.routing.caches import cached_plan
 from shardroute.planner.routing.options import DEFAULT_BACKENDS, STAGING_BYTES, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine, machine_names, parse_machine
@@ -147,9 +147,11 @@ def plan_and_predict(
     where it is there, and is put there where not.
     """
     notes: list[tuple[str, str]] = []
+    prediction: Prediction | None = None
 
     def make() -> Plan:
-        plan, said = _planned(problem, topology, calibration, strategy, options)
+        nonlocal prediction
+        plan, said, prediction = _planned(problem, topology, calibration, strategy, options)
         notes.extend(said)
         return plan
 
@@ -162,25 +164,26 @@ def plan_and_predict(
             plan, was_there = cached_plan(problem, topology, strategy, cache, options, calibration=reads, make=make)
             notes.append(("from cache" if was_there else "kept in", cache))
         plan_s = time.perf_counter() - began
-        prediction = predict(plan, calibration, progress=done)
+        if prediction is None:
+            prediction = predict(plan, calibration, progress=done)
         return Planned(plan, report(plan, prediction, calibration, plan_s), tuple(notes))
 
 
 def _planned(
     problem: Problem, topology: Topology, calibration: Calibration, strategy: str, options: Options | None
-) -> tuple[Plan, list[tuple[str, str]]]:
-    """The plan, and what its strategy has to say."""
+) -> tuple[Plan, list[tuple[str, str]], Prediction | None]:
+    """The plan, what its strategy has to say, and its prediction where that was needed to plan."""
     if strategy == AUTO:
         choice = choose(problem, topology, calibration, options)
-        return choice.plan, [("chosen", choice.reason)]
+        return choice.plan, [("chosen", choice.reason)], choice.prediction
     if strategy == "optimal":
         found = make_solution(problem, topology, options)
         return found.plan, [
             ("busiest link, nominal", format_seconds(found.objective_s)),
             ("no plan beats, nominal", f"{format_seconds(found.bound_s)} (gap {found.gap:.2%})"),
             ("solver", found.solver),
-        ]
-    return make_plan(problem, topology, strategy, options=options), []
+        ], None
+    return make_plan(problem, topology, strategy, options=options), [], None
 
 
 @app.command("plan", rich_help_panel="Plan and predict")

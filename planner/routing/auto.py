@@ -11,7 +11,7 @@ from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import make_plan, pieces_of
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
 from shardroute.topologies.units import format_seconds
@@ -28,9 +28,10 @@ DIRECT_PAIRS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan chosen, the seconds predicted for each strategy that was tried, and the reason in words."""
+    """The plan chosen and its prediction, the seconds predicted for each strategy that was tried, and the reason in words."""
 
     plan: Plan
+    prediction: Prediction
     predicted_s: tuple[tuple[str, float], ...]
     reason: str
 
@@ -51,9 +52,10 @@ def choose(problem: Problem, topology: Topology, calibration: Calibration, optio
     if n_pairs <= DIRECT_PAIRS:
         tried.append("direct")
     plans = {strategy: make_plan(problem, topology, strategy, options=options) for strategy in tried}
-    seconds = {strategy: predict(plan, calibration).predicted_s for strategy, plan in plans.items()}
+    predictions = {strategy: predict(plan, calibration) for strategy, plan in plans.items()}
+    seconds = {strategy: prediction.predicted_s for strategy, prediction in predictions.items()}
     best = min(tried, key=lambda strategy: (seconds[strategy], tried.index(strategy)))
-    return Choice(plans[best], tuple(seconds.items()), _reason(best, seconds, left_out))
+    return Choice(plans[best], predictions[best], tuple(seconds.items()), _reason(best, seconds, left_out))
 
 
 def _reason(best: str, seconds: dict[str, float], left_out: Sequence[str]) -> str:
