@@ -23,7 +23,13 @@ from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.planner.simulator.refit import predict
 from shardroute.planner.timelines import save_timeline
-from shardroute.topologies.calibrations import PathCost, calibration_figure, default_calibration, load_calibration
+from shardroute.topologies.calibrations import (
+    PathCost,
+    calibration_figure,
+    default_calibration,
+    load_calibration,
+    nominal_calibration,
+)
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import build_topology
@@ -203,6 +209,28 @@ def test_a_run_says_the_rate_of_what_bound_the_plan() -> None:
 
     assert fitted.fitted == ("nic.efficiency",)
     assert fitted.calibration.nic.efficiency == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_run_that_the_fabric_bound_gives_the_share_of_the_nics() -> None:
+    thin = build_topology(replace(H100, oversubscription=16.0, figures=()), 2)
+    plan = replace(nic_plan(), topology=thin)
+    slow = replace(BASE, nic=PathCost(BASE.nic.latency_s, 0.5), figures=())
+    measured = replace(predict(plan, slow).timeline, kind="measured")
+
+    fitted = calibrate_from_timelines([("run.json", measured)], plan, BASE)
+
+    assert predict(plan, BASE).resources[0].name.startswith("uplink of domain")
+    assert fitted.calibration.nic.efficiency == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_run_bound_by_what_the_base_has_no_rate_of_is_refused() -> None:
+    whole = place((2**28,), Mesh.of({"x": 1}), [Replicate()])
+    plan = make_plan(one_tensor((2**28,), "u8", whole, whole), build_topology(H100, 1), "direct")
+    base = nominal_calibration(H100)
+    measured = replace(predict(plan, base).timeline, kind="measured")
+
+    with pytest.raises(InputError, match=r"memory of GPU 0 binds the plan, but .* has no memory\.efficiency to fit"):
+        calibrate_from_timelines([("run.json", measured)], plan, base)
 
 
 def test_a_timeline_of_another_plan_is_refused() -> None:

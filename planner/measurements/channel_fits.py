@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.backends.channels import ChannelLaw, Path, Traffic
+from shardroute.planner.backends.channels import ChannelLaw, Path, Traffic, directions_apart
 from shardroute.topologies.costs import P2pCost
 from shardroute.topologies.errors import InputError
 
@@ -47,15 +47,10 @@ def fit_channel_law(rows: Sequence[SendRecvRows]) -> P2pCost:
     shape = _law(P2pCost(CHANNELS, 1e9, 1e9, 1e12, 0.0, 1e9, 0.0, NEAR_CHUNK_BYTES, FAR_CHUNK_BYTES))
     size = np.concatenate([r.n_bytes for r in rows])
     time_s = np.concatenate([r.time_s for r in rows])
-    channels = np.concatenate([shape.channels(r.n_bytes, r.n_ranks) for r in rows]).astype(np.float64)
-    least = np.concatenate([np.full(len(r.n_bytes), shape.least_channels(r.n_ranks)) for r in rows]).astype(np.float64)
-    alone = np.concatenate(
-        [
-            np.full(len(r.n_bytes), r.traffic is Traffic.ONE_WAY)
-            | ((r.traffic is Traffic.PAIRS) & (shape.channels(r.n_bytes, r.n_ranks) <= shape.least_channels(r.n_ranks)))
-            for r in rows
-        ]
-    )
+    by_row = [(shape.channels(r.n_bytes, r.n_ranks), shape.least_channels(r.n_ranks), r.traffic) for r in rows]
+    channels = np.concatenate([of_size for of_size, _, _ in by_row]).astype(np.float64)
+    least = np.concatenate([np.full(len(of_size), fewest) for of_size, fewest, _ in by_row]).astype(np.float64)
+    alone = np.concatenate([directions_apart(of_size, fewest, traffic) for of_size, fewest, traffic in by_row])
     small = size <= NEAR_CHUNK_BYTES
     if min(small.sum(), (~small).sum()) < 2:
         raise InputError("send/recv: found fewer than 2 sizes up to 512 KiB or above, expected a sweep from some KiB to 1 GiB")

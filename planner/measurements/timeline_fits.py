@@ -13,23 +13,26 @@ from shardroute.planner.timelines import Timeline
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.errors import InputError
 
-# What a resource's rate is called in a calibration, by how `Links` names it.
+# What a resource's rate is called in a calibration, by how `Links` names it; a domain's uplink is a share of its NICs.
 _KEYS: Final = {
     "NIC": "nic.efficiency",
     "NVLink": "nvlink.efficiency",
+    "uplink": "nic.efficiency",
+    "downlink": "nic.efficiency",
     "memory": "memory.efficiency",
     "cores": "cpu.copy_bandwidth",
 }
 _ROUNDS: Final = 16
 _CLOSE: Final = 1e-3
 _SPAN: Final = 16.0  # the rate lies within this factor of the base's, or the base is of another machine
+_MOST_ERROR: Final = 0.5  # a run that is still off by more at the best rate was bound by something else
 
 
 def calibrate_from_timelines(timelines: Sequence[tuple[str, Timeline]], plan: Plan, base: Calibration) -> Fitted:
     """The base calibration with the rate changed that bound the plan, so that it takes the runs' mean time.
 
     timelines: (file, measured timeline of the plan). Raises InputError for one of another plan or one that was predicted, for a
-    plan that moves nothing, and when no rate within a factor of 16 comes near the measured time.
+    plan that moves nothing, for a base without the rate, and when no rate within a factor of 16 comes near the measured time.
     """
     for file, timeline in timelines:
         if timeline.kind != "measured":
@@ -41,7 +44,13 @@ def calibrate_from_timelines(timelines: Sequence[tuple[str, Timeline]], plan: Pl
     if not first.resources or measured_s <= 0:
         raise InputError("the plan moves nothing, so that its run says nothing about rates")
     key = _KEYS[first.resources[0].name.split()[0]]
-    value = next(figure.value for figure in base.figures if figure.key == key)
+    rates = {figure.key: figure.value for figure in kept_figures(base)}
+    if key not in rates:
+        raise InputError(
+            f"{first.resources[0].name} binds the plan, but the calibration of {base.machine} ({base.library}) has no {key} "
+            "to fit; start from one that has it (--base)"
+        )
+    value = rates[key]
     low, high = value / _SPAN, value * _SPAN if key.endswith("bandwidth") else 1.0
     found, found_s = value, first.predicted_s
     for _ in range(_ROUNDS):
@@ -52,7 +61,7 @@ def calibrate_from_timelines(timelines: Sequence[tuple[str, Timeline]], plan: Pl
         found_s = predict(plan, _with(base, key, found, "trial")).predicted_s
     files = ", ".join(file for file, _ in timelines)
     error = found_s / measured_s - 1
-    if abs(error) > 0.5:
+    if abs(error) > _MOST_ERROR:
         raise InputError(
             f"{files}: {measured_s:.3g} s measured, but the plan takes {found_s:.3g} s at the best {key} of {found:.3g}; "
             "the base calibration is of another kind of machine, or the run waited for something else"
