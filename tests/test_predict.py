@@ -15,7 +15,7 @@ from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import default_calibration, nominal_calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import load_machine
-from shardroute.topologies.topologies import build_topology
+from shardroute.topologies.topologies import build_topology, join_topologies
 
 MB = 1_000_000
 H100 = load_machine("dgx-h100")
@@ -207,6 +207,15 @@ def test_another_machine_must_have_enough_gpus() -> None:
 
     with pytest.raises(InputError, match="has 8 GPUs, the plan uses 10 ranks"):
         predict(plan, COSTS, build_topology(H100, 1))
+
+
+def test_the_source_names_every_machine_of_the_topology() -> None:
+    plan = copies((0, [3]), MB, 8, only_plan=True)
+    joined = join_topologies([build_topology(H100, 1), build_topology(load_machine("dgx-b200"), 2)])
+
+    found = predict(plan, COSTS, joined)
+
+    assert found.timeline.source.startswith("dgx-h100 x 1 + dgx-b200 x 2, ")
 
 
 def test_spans_are_one_a_step_and_never_end_before_they_start() -> None:

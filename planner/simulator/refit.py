@@ -60,14 +60,12 @@ def predict(
     """
     topology = plan.topology if topology is None else topology
     if topology.n_gpus < plan.problem.n_ranks:
-        raise InputError(
-            f"{topology.machine.name} x {topology.n_units} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks"
-        )
+        raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
     tasks = tasks_of(plan, topology, calibration)
     result = simulate(tasks.graph, progress=progress)
     n_steps = len(plan.steps)
     start_s, end_s = _spans(result.ready_s, result.finish_s, tasks.first) if n_steps else (np.zeros(0), np.zeros(0))
-    source = f"{topology.machine.name} x {topology.n_units}, {calibration.library} ({calibration.measured})"
+    source = f"{topology.title}, {calibration.library} ({calibration.measured})"
     used = np.flatnonzero(result.link_amount > 0)
     order = used[np.argsort(-result.link_busy_s[used], kind="stable")]
     n_bytes = np.array([tasks.n_bytes]) if topology.machine.kind is MachineKind.CPU else result.link_amount
