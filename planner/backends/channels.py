@@ -49,7 +49,7 @@ class Traffic(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChannelLaw:
-    """NCCL send/recv on one machine: channels of a message, seconds it takes, SMs that it holds.
+    """NCCL send/recv on one machine: channels of a message, each of which holds one SM (both directions share it), and its time.
 
     Fields but `cost` follow from the machine: far_peak_Bps is what a GPU's NICs reach, far_start_s the start over them, and
     near_per_peer and far_per_peer the most channels that a peer can get. All methods take arrays and broadcast.
@@ -92,10 +92,6 @@ class ChannelLaw:
         allowed = np.floor(np.log2(np.maximum(per_peer / channels, 1.0)))
         return np.asarray(channels * 2 ** np.minimum(wanted, allowed), dtype=np.int64)
 
-    def sms(self, n_bytes: ArrayLike, n_ranks: ArrayLike, one_domain: ArrayLike = True, path: Path = Path.NVLINK) -> Ints:
-        """Streaming multiprocessors that a message holds while it runs: one a channel (up to 2 directions share it)."""
-        return self.channels(n_bytes, n_ranks, one_domain, path)
-
     def rate_Bps(
         self,
         n_bytes: ArrayLike,
@@ -108,7 +104,7 @@ class ChannelLaw:
         size = np.asarray(n_bytes, dtype=np.float64)
         channels = self.channels(size, n_ranks, one_domain, path)
         least = self.least_channels(n_ranks, path)
-        apart = self._apart(channels, least, traffic)
+        apart = directions_apart(channels, least, traffic)
         shared, alone = self.cost.channel_Bps, self.cost.one_way_channel_Bps
         if path is Path.NIC:
             return np.asarray(np.minimum(channels * np.where(apart, alone, shared), self.far_peak_Bps), dtype=np.float64)
@@ -141,15 +137,16 @@ class ChannelLaw:
     def _small(self, size: Floats) -> NDArray[np.bool_]:
         return np.asarray(size <= self.cost.near_chunk_bytes)
 
-    def _apart(self, channels: Ints, least: Ints, traffic: Traffic) -> NDArray[np.bool_]:
-        """Whether sending and receiving use channels of their own; XLA's tables of H100 and B200 show when."""
-        match traffic:
-            case Traffic.RING:
-                return np.zeros(np.broadcast(channels, least).shape, dtype=bool)
-            case Traffic.PAIRS:
-                return np.asarray(channels <= least)
-            case Traffic.ONE_WAY:
-                return np.ones(np.broadcast(channels, least).shape, dtype=bool)
+
+def directions_apart(channels: Ints, least: Ints, traffic: Traffic) -> NDArray[np.bool_]:
+    """Whether sending and receiving use channels of their own; XLA's tables of H100 and B200 show when."""
+    match traffic:
+        case Traffic.RING:
+            return np.zeros(np.broadcast(channels, least).shape, dtype=bool)
+        case Traffic.PAIRS:
+            return np.asarray(channels <= least)
+        case Traffic.ONE_WAY:
+            return np.ones(np.broadcast(channels, least).shape, dtype=bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +181,12 @@ def channel_law(machine: Machine, calibration: Calibration) -> ChannelLaw | None
         return None
     _, nic = path_costs(calibration)
     # A switch gives a peer all links, which is over the cap on every NVSwitch machine: 2 * 18 links.
-    far = _up_to_power_of_2(max(machine.nics_per_gpu, int(machine.nics_per_gpu * machine.nic_Bps / 1e9) // _NIC_GBps_PER_CHANNEL))
+    far = _up_to_power_of_2(max(machine.nics_per_gpu, int(machine.gpu_nic_Bps / 1e9) // _NIC_GBps_PER_CHANNEL))
     return ChannelLaw(
         cost=cost,
         near_per_peer=int(cost.channels),
         far_per_peer=min(far, int(cost.channels)),
-        far_peak_Bps=machine.nics_per_gpu * machine.nic_Bps * nic.efficiency,
+        far_peak_Bps=machine.gpu_nic_Bps * nic.efficiency,
         far_start_s=calibration.launch_s + nic.latency_s,
     )
 
@@ -199,7 +196,7 @@ def put_law(machine: Machine, calibration: Calibration) -> PutLaw | None:
     if calibration.put is None:
         return None
     _, nic = path_costs(calibration)
-    return PutLaw(calibration.put, machine.nics_per_gpu * machine.nic_Bps * nic.efficiency)
+    return PutLaw(calibration.put, machine.gpu_nic_Bps * nic.efficiency)
 
 
 def _up_to_power_of_2(n: int) -> int:

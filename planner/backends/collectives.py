@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardroute.planner.backends.channels import Path, Traffic, channel_law
+from shardroute.planner.backends.channels import ChannelLaw, Path, Traffic, channel_law
 from shardroute.planner.backends.tuning import Algorithm, Group, all_reduce_bound, tuned_s
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective, CollectiveCurve
@@ -101,10 +101,15 @@ def _modelled_s(
             return times.reshape(size.shape), f"NCCL {how}"
 
 
-def _permute_s(size: Floats, group: Group, machine: Machine, calibration: Calibration, traffic: Traffic) -> Floats:
+def _channel_law(machine: Machine, calibration: Calibration) -> ChannelLaw:
     law = channel_law(machine, calibration)
     if law is None:
         raise InputError(f"calibration of {calibration.machine} ({calibration.library}) has no table [p2p]")
+    return law
+
+
+def _permute_s(size: Floats, group: Group, machine: Machine, calibration: Calibration, traffic: Traffic) -> Floats:
+    law = _channel_law(machine, calibration)
     near = law.send_recv_s(size, group.n_ranks, group.n_domains == 1, Path.NVLINK, traffic)
     if group.n_domains == 1:
         return near
@@ -114,9 +119,7 @@ def _permute_s(size: Floats, group: Group, machine: Machine, calibration: Calibr
 
 def _all_to_all_s(size: Floats, group: Group, machine: Machine, calibration: Calibration) -> Floats:
     """One group of a send and a receive a peer: channels take the peers in turn, and links are shared."""
-    law = channel_law(machine, calibration)
-    if law is None:
-        raise InputError(f"calibration of {calibration.machine} ({calibration.library}) has no table [p2p]")
+    law = _channel_law(machine, calibration)
     n, near_ranks = group.n_ranks, group.domain_ranks
     part = size / n
     one = group.n_domains == 1

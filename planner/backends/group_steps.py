@@ -45,6 +45,10 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
         return collective_s(op, n_bytes, group, topology.machine, calibration)[0]
 
     @cache
+    def domain_ranks(group: int) -> NDArray[np.int64]:
+        return np.unique(topology.domain[plan.group(group)], return_counts=True)[1]
+
+    @cache
     def paths(group: int, root: int) -> list[_Path]:
         return _paths(plan.group(group), root, topology, calibration, links)
 
@@ -56,13 +60,13 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
             found[step] = [Ring(float(computed_s[np.searchsorted(plan.computes.step, step)]), 0.0, np.inf, np.zeros(0, np.int32))]
             continue
         if op is Op.BARRIER:
-            found[step] = [_barrier(plan, step, topology, calibration)]
+            found[step] = [_barrier(domain_ranks(int(plan.steps.group[step])), calibration)]
             continue
         root = int(plan.steps.src[step]) if op is Op.BROADCAST else -1
         rings = _rings(plan, step, paths(int(plan.steps.group[step]), root), calibration)
         if op in _COLLECTIVES and calibration.collectives is not None and len(rings[0].links):
-            ranks = plan.group(int(plan.steps.group[step]))
-            group = Group(len(ranks), len(np.unique(topology.domain[ranks])))
+            ranks = domain_ranks(int(plan.steps.group[step]))
+            group = Group(int(ranks.sum()), len(ranks))
             start_s, whole_s = (alone_s(_COLLECTIVES[op], n, group) for n in (1, int(plan.step_bytes[step])))
             pieces_s = float(plan.step_pieces[step]) * calibration.piece_s
             rings = [_timed(ring, start_s + pieces_s, whole_s - start_s) for ring in rings]
@@ -75,14 +79,13 @@ def _timed(ring: Ring, delay_s: float, flow_s: float) -> Ring:
     return Ring(delay_s, ring.n_bytes, ring.n_bytes / flow_s if flow_s > 0 and ring.n_bytes else np.inf, ring.links)
 
 
-def _barrier(plan: Plan, step: int, topology: Topology, calibration: Calibration) -> Ring:
+def _barrier(domain_ranks: NDArray[np.int64], calibration: Calibration) -> Ring:
     """A barrier as a dissemination barrier (Hensgen, Finkel, Manber 1988): rounds of signals, log2 of how many take part.
 
-    First inside each domain, then between the domains.
+    First inside each domain, then between the domains; domain_ranks counts the members in each.
     """
     nvlink, nic = path_costs(calibration)
-    _, sizes = np.unique(topology.domain[plan.group(int(plan.steps.group[step]))], return_counts=True)
-    near, far = _rounds(int(sizes.max(initial=1))), _rounds(len(sizes))
+    near, far = _rounds(int(domain_ranks.max(initial=1))), _rounds(len(domain_ranks))
     delay_s = calibration.launch_s + near * nvlink.latency_s + far * nic.latency_s
     return Ring(delay_s, 0.0, np.inf, np.zeros(0, np.int32))
 

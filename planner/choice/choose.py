@@ -58,8 +58,7 @@ def choose(operation: Operation, setting: Setting, rule_sets: tuple[RuleSet, ...
     nccl = next(option for option in found if option.way is Way.NCCL)
     if nccl.seconds is None:
         raise InputError(nccl.reason)
-    possible = sorted((o for o in found if o.seconds is not None), key=lambda o: (o.seconds, o.way != Way.NCCL, o.way))
-    others = [o for o in possible if o.way is not Way.NCCL]
+    others = sorted((o for o in found if o.possible and o.way is not Way.NCCL), key=lambda o: (o.seconds, o.way))
     chosen, margin = nccl, None
     if not others:
         ruled_out = "; ".join(f"{o.way}: {o.reason}" for o in found if not o.possible)

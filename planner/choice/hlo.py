@@ -196,7 +196,7 @@ def _iota_groups(name: str, match: re.Match[str]) -> tuple[tuple[int, ...], ...]
     order = [int(n) for n in match["order"].split(",") if n] if match["order"] else list(range(len(dims)))
     if not 0 < math.prod(shape) == math.prod(dims) or len(shape) != 2 or sorted(order) != list(range(len(dims))):
         raise InputError(f"{name}: replica_groups {match[0]} don't fit: expected [groups,size]<=[dims]T(order of dims)")
-    if math.prod(dims) > 2**24:
-        raise InputError(f"{name}: replica_groups {match[0]} name more devices than any machine has")
+    if math.prod(dims) > MAX_GPUS:
+        raise InputError(f"{name}: replica_groups {match[0]} name more devices than any machine has ({MAX_GPUS})")
     ranks = np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(shape)
     return tuple(tuple(row) for row in ranks.tolist())

@@ -37,7 +37,11 @@ class StepPrediction:
 def predict_step(model: DenseModel, layout: StepLayout, rates: StepRates, net: Network) -> StepPrediction:
     """Simulate one training step. Raises InputError for a layout that the model or the carrier doesn't allow."""
     check_layout(model, layout)
-    work = step_work(model, layout, rates, net)
+    return predict_work(step_work(model, layout, rates, net), model, layout, net)
+
+
+def predict_work(work: StepWork, model: DenseModel, layout: StepLayout, net: Network) -> StepPrediction:
+    """predict_step of a layout that was checked and whose work is known."""
     step_s = simulated_s(work, model.n_layers, (net.machine.nvlink_Bps, net.machine.gpu_nic_Bps))
     compute_s = computed_s(work, model.n_layers)
     flops = step_flops(model, layout.seq, layout.batch).total

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from shardroute.planner.steps.memories import step_memory
 from shardroute.planner.steps.models import DenseModel
-from shardroute.planner.steps.predictions import StepPrediction, computed_s, predict_step
+from shardroute.planner.steps.predictions import StepPrediction, computed_s, predict_work
 from shardroute.planner.steps.rates import StepRates
 from shardroute.planner.steps.settings import Carrier, Scheme, StepLayout, check_layout
 from shardroute.planner.steps.transfers import Network, carriers, uncalibrated
@@ -48,17 +48,17 @@ def search(
     bounded = []
     for i, layout in enumerate(layouts_of(model, asked, wanted, net)):
         fits = step_memory(model, layout, net.machine).fits
-        least_s = computed_s(step_work(model, layout, rates, net), model.n_layers)
-        bounded.append(((not fits, least_s, i), layout))
+        work = step_work(model, layout, rates, net)
+        bounded.append(((not fits, computed_s(work, model.n_layers), i), layout, work))
     bounded.sort(key=lambda item: item[0])
-    n_fit = sum(not bound[0] for bound, _ in bounded)
+    n_fit = sum(not bound[0] for bound, _, _ in bounded)
     found: list[StepPrediction] = []
     for chosen, n in ((bounded[:n_fit], n_best), (bounded[n_fit:], _N_UNFIT if n_fit else n_best)):
         times: list[float] = []
-        for i, ((_, least_s, _), layout) in enumerate(chosen):
+        for i, ((_, least_s, _), layout, work) in enumerate(chosen):
             if len(times) >= n and sorted(times)[n - 1] <= least_s:
                 break
-            found.append(predict_step(model, layout, rates, net))
+            found.append(predict_work(work, model, layout, net))
             times.append(found[-1].step_s)
             if progress is not None:
                 progress((i + 1) / len(chosen))

@@ -4,7 +4,7 @@ Ring hops follow NCCL's channel law or the law of puts; collectives are those of
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from shardroute.planner.backends.channels import ChannelLaw, Path, PutLaw, channel_law, put_law
@@ -91,15 +91,13 @@ def hop(net: Network, layout: StepLayout, rates: StepRates, n_bytes: float) -> F
     Raises InputError for a carrier that the calibration doesn't cover, or that can't reach the next rank.
     """
     path = net.path(layout.cp * layout.tp)
-    link = Link.NVLINK if path is Path.NVLINK else Link.NIC
     match layout.carrier:
         case Carrier.NCCL:
             if (law := net.channels) is None:
                 raise uncalibrated(net, "p2p")
-            n_channels = int(law.channels(n_bytes, net.n_gpus, net.one_domain, path))
-            more_s = rates.channel_start_s * math.log2(n_channels) if path is Path.NVLINK else 0.0
-            rate_Bps = float(law.rate_Bps(n_bytes, net.n_gpus, net.one_domain, path))
-            return Flow(float(law.start_s(n_bytes, path)) + more_s, n_bytes, rate_Bps, link, n_channels)
+            flow = send_recv(law, n_bytes, net.n_gpus, net.one_domain, path)
+            more_s = rates.channel_start_s * math.log2(flow.n_sms) if path is Path.NVLINK else 0.0
+            return replace(flow, start_s=flow.start_s + more_s)
         case Carrier.NCCL_PUT | Carrier.NVSHMEM:
             if (puts := net.puts) is None:
                 raise uncalibrated(net, "put")
@@ -111,7 +109,18 @@ def hop(net: Network, layout: StepLayout, rates: StepRates, n_bytes: float) -> F
             start_s = puts.start_s(path)
             if layout.carrier is Carrier.NVSHMEM:  # XLA puts a barrier over the domain's team behind every permute
                 start_s += puts.barrier_s(min(net.n_gpus, net.machine.gpus_per_domain))
-            return Flow(start_s, n_bytes, puts.rate_Bps(path), link)
+            return Flow(start_s, n_bytes, puts.rate_Bps(path), Link.NVLINK)
+
+
+def send_recv(law: ChannelLaw, n_bytes: float, n_ranks: int, one_domain: bool, path: Path) -> Flow:
+    """What one rank of a ring sends by NCCL's send and receive, in a communicator of n_ranks: one SM a channel."""
+    return Flow(
+        start_s=float(law.start_s(n_bytes, path)),
+        n_bytes=n_bytes,
+        rate_Bps=float(law.rate_Bps(n_bytes, n_ranks, one_domain, path)),
+        link=Link.NVLINK if path is Path.NVLINK else Link.NIC,
+        n_sms=int(law.channels(n_bytes, n_ranks, one_domain, path)),
+    )
 
 
 def collective(net: Network, op: Collective, n_bytes: float, group: Group) -> Flow:

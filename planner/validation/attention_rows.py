@@ -155,7 +155,7 @@ def _usp_rates(left_out: AttentionCall | None) -> Rates:
 
 @cache
 def _usp_alone() -> tuple[AttentionCall, ...]:
-    return tuple(call for call in attention_calls() if call.source == "usp" and call.ulysses == call.cp)
+    return tuple(call for call in attention_calls() if _fits_rate(call))
 
 
 @cache

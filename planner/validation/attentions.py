@@ -5,13 +5,13 @@ The ring is simulated on the event kernel with the tasks of a training step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardroute.planner.backends.channels import Path, channel_law
 from shardroute.planner.simulator import simulate
 from shardroute.planner.steps.graphs import Builder, RingWork
-from shardroute.planner.steps.transfers import NOTHING, Flow, Link
+from shardroute.planner.steps.transfers import NOTHING, Flow, send_recv
 from shardroute.planner.steps.works import BACKWARD_FLOPS
 from shardroute.planner.validation.attention_calls import AttentionCall
 from shardroute.planner.validation.kernels import Kernel, kernel_curves
@@ -113,12 +113,11 @@ def _hop(call: AttentionCall, system: System, n_bytes: float) -> Flow:
     law = channel_law(machine, calibration)
     assert law is not None
     assert calibration.nvlink is not None
-    one = call.n_nodes == 1
-    path = Path.NVLINK if one else Path.NIC  # the ring goes across nodes, and waits for its slowest hop
-    rate = float(law.rate_Bps(n_bytes, call.cp, one, path))
-    if path is Path.NVLINK:
-        rate = min(rate, machine.nvlink_Bps * calibration.nvlink.efficiency)
-    return Flow(float(law.start_s(n_bytes, path)), n_bytes, rate, Link.NVLINK if path is Path.NVLINK else Link.NIC)
+    if call.n_nodes > 1:  # the ring goes across nodes, and waits for its slowest hop
+        return send_recv(law, n_bytes, call.cp, False, Path.NIC)
+    flow = send_recv(law, n_bytes, call.cp, True, Path.NVLINK)
+    # The law's peak is that of the machine whose calibration it is; some systems' links are slower.
+    return replace(flow, rate_Bps=min(flow.rate_Bps, machine.nvlink_Bps * calibration.nvlink.efficiency))
 
 
 def _exchange_s(call: AttentionCall, system: System, output: float, kv: float) -> float:
