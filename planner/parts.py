@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardroute.planner.changes import of_ranks
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plan_files import PlanRecord, contradictions, mapped_plan
-from shardroute.planner.plans import Boxes, Bundles, Op, Plan, Steps, ranges
+from shardroute.planner.plans import Boxes, Bundles, Op, Plan, Steps, classes_of, ranges
 from shardroute.planner.problems import Problem
 from shardroute.topologies.errors import InputError, PlanError
 
@@ -153,21 +153,16 @@ def _pieces(record: PlanRecord, inside: Problem, bundles: Bundles) -> tuple[tupl
 
     Classes of the whole problem that are alike on these ranks are one here; their pieces follow each other.
     """
-    class_of = np.zeros(len(inside.tensors), dtype=np.int64)
-    for i, cls in enumerate(record.problem.classes):
-        class_of[cls.members] = i
+    class_of = classes_of(record.problem)
+    n_pieces = np.array([len(b.lo) for b in record.boxes], dtype=np.int64)
     _within(bundles.tensor, len(inside.tensors), "bundles.tensor")
     piece, boxes = np.zeros(len(bundles.piece), dtype=np.int64), []
-    new_class = np.zeros(len(inside.tensors), dtype=np.int64)
-    for i, cls in enumerate(inside.classes):
-        new_class[cls.members] = i
-    entry_class = new_class[bundles.tensor]
+    entry_class = classes_of(inside)[bundles.tensor]
     order = np.argsort(entry_class, kind="stable")
     first = np.searchsorted(entry_class[order], np.arange(len(inside.classes) + 1))
     for i, cls in enumerate(inside.classes):
         entries = order[first[i] : first[i + 1]]
         n_dims = len(cls.shape)
-        n_pieces = np.array([len(b.lo) for b in record.boxes], dtype=np.int64)
         old = class_of[bundles.tensor[entries]]
         wanted = bundles.piece[entries].astype(np.int64)
         if ((wanted < 0) | (wanted >= n_pieces[old])).any():

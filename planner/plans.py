@@ -114,6 +114,25 @@ def lane_of(column: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return column & np.uint8((1 << _LANE_BITS) - 1)
 
 
+def queue_of(column: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The queue of each step, without its lane."""
+    return column >> np.uint8(_LANE_BITS)
+
+
+def places(key: NDArray[np.integer]) -> Ints:
+    """Each row's place among those of its key, from 0; rows of one key must stand together."""
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    return np.arange(len(key)) - np.repeat(starts, np.diff(np.append(starts, len(key))))
+
+
+def classes_of(problem: Problem) -> NDArray[np.int32]:
+    """The class of each tensor of the problem."""
+    of = np.zeros(len(problem.tensors), dtype=np.int32)
+    for i, cls in enumerate(problem.classes):
+        of[cls.members] = i
+    return of
+
+
 def ranges(ptr: Ints, rows: NDArray[np.integer]) -> tuple[Ints, Ints]:
     """For CSR rows: the flat positions of all their items, and for each item the index into `rows` that it came from."""
     length = ptr[rows + 1] - ptr[rows]
@@ -370,10 +389,7 @@ class Plan:
     @cached_property
     def tensor_class(self) -> NDArray[np.int32]:
         """The class of each tensor."""
-        of = np.zeros(len(self.problem.tensors), dtype=np.int32)
-        for i, cls in enumerate(self.problem.classes):
-            of[cls.members] = i
-        return of
+        return classes_of(self.problem)
 
     @cached_property
     def entry_bytes(self) -> NDArray[np.int64]:

@@ -125,7 +125,7 @@ def calibration_warning(machine: Machine, calibration: Calibration) -> str | Non
     """What must be said aloud of a prediction for the machine at these costs: that nothing in them was measured, or that they are
     another machine's; None when they are its own.
     """
-    if all(figure.source.startswith("assumption") for figure in calibration.figures):
+    if _is_assumed(calibration):
         return (
             f"NOT CALIBRATED: these are nominal rates of {machine.name} without latency or launch costs, which no run reaches; "
             "measure with `shardroute calibrate`, or give --calibration FILE"
@@ -138,7 +138,12 @@ def calibration_warning(machine: Machine, calibration: Calibration) -> str | Non
 def calibration_text(plan: Plan, calibration: Calibration) -> str:
     """Where the costs come from, and whether that is another machine than the plan's."""
     others = [machine.name for machine, _ in plan.topology.parts if machine.name != calibration.machine]
-    if all(figure.source.startswith("assumption") for figure in calibration.figures):
+    if _is_assumed(calibration):
         return f"NOTHING MEASURED: nominal rates of {calibration.machine}"
     foreign = f", which is not {' or '.join(others)}" if others else ""
     return f"{calibration.library} on {calibration.machine}{foreign} (`shardroute machines show {calibration.machine}`)"
+
+
+def _is_assumed(calibration: Calibration) -> bool:
+    """Whether none of the costs was measured."""
+    return all(figure.source.startswith("assumption") for figure in calibration.figures)

@@ -143,6 +143,16 @@ def test_another_machine_or_limit_is_not_taken_from_the_cache(cli, tmp_path) -> 
         assert "from cache" not in found["notes"]
 
 
+def test_where_the_plan_cannot_be_written_is_said_before_anything_is_planned(cli, tmp_path) -> None:
+    cache = tmp_path / "cache"
+
+    code, out, err = cli("plan", *TENSOR, "-s", "greedy", "--cache", str(cache), "-o", str(tmp_path / "none" / "a.plan"))
+
+    assert (code, out) == (2, "")
+    assert "can't write the plan" in err
+    assert not cache.exists()
+
+
 def test_a_cache_that_cannot_be_a_folder_ends_in_one_message(cli, tmp_path) -> None:
     (tmp_path / "file").write_text("")
 

@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shardroute.executors.libraries import load_library
-from shardroute.executors.ranks import PROCESSES
+from shardroute.executors.launching.ranks import PROCESSES
 from shardroute.executors.run import run_plan
+from shardroute.executors.transports.libraries import load_library
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Shard
 from shardroute.planner.plans import Plan

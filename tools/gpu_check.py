@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shardroute.executors.gpu_stack import find_libraries, why_no_driver
-from shardroute.executors.libraries import load_library
+from shardroute.executors.gpus.gpu_stack import find_libraries, why_no_driver
+from shardroute.executors.transports.libraries import load_library
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_seconds
 
@@ -36,7 +36,7 @@ BUDGET_S: Final = 450.0  # of all transports together: under 8 minutes, with wha
 MACHINES: Final = (("GB200", "gb200-nvl72"), ("B200", "dgx-b200"), ("H200", "hgx-h200"), ("H100", "dgx-h100"))
 _GRACE_S: Final = 10.0
 _COUNT = (
-    "from shardroute.executors.cuda import CudaDevice, count_devices\n"
+    "from shardroute.executors.gpus.cuda import CudaDevice, count_devices\n"
     "n = count_devices()\n"
     "print(n, CudaDevice(0).name if n else '', sep='\\t')"
 )

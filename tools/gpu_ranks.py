@@ -20,14 +20,14 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "conform
 import conformance_plans  # type: ignore[import-not-found]  # noqa: E402  # needs the path, which mypy hasn't
 from hand_plans import HandPlan, row_shards  # type: ignore[import-not-found]  # noqa: E402
 
-from shardroute.executors.arenas import Arena  # noqa: E402
-from shardroute.executors.grouped import GroupedTransport  # noqa: E402
-from shardroute.executors.interpret import compile_plan  # noqa: E402
-from shardroute.executors.launched import run_launched  # noqa: E402
-from shardroute.executors.libraries import load_library  # noqa: E402
-from shardroute.executors.messages import lay_messages  # noqa: E402
-from shardroute.executors.patterns import arm, fill_sources, verify  # noqa: E402
-from shardroute.executors.transports import Deadline, Place, Trial, World  # noqa: E402
+from shardroute.executors.interpreting.arenas import Arena  # noqa: E402
+from shardroute.executors.interpreting.interpret import compile_plan  # noqa: E402
+from shardroute.executors.interpreting.patterns import arm, fill_sources, verify  # noqa: E402
+from shardroute.executors.launching.launched import run_launched  # noqa: E402
+from shardroute.executors.messages.messages import lay_messages  # noqa: E402
+from shardroute.executors.transports.grouped import GroupedTransport  # noqa: E402
+from shardroute.executors.transports.libraries import load_library  # noqa: E402
+from shardroute.executors.transports.seam import Deadline, Place, Trial, World  # noqa: E402
 from shardroute.planner.layouts.fragments import Fragments  # noqa: E402
 from shardroute.planner.layouts.meshes import Mesh, place  # noqa: E402
 from shardroute.planner.layouts.placements import Replicate, Shard  # noqa: E402

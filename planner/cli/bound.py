@@ -1,6 +1,5 @@
 """`shardroute bound`: what no plan of a problem can beat, cut by cut."""
 
-
 import msgspec
 
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
@@ -13,28 +12,7 @@ from shardroute.planner.cli.plan import (
     topology_for,
 )
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.requests import (
-    Asked,
-    DtypeOption,
-    FromConventionOption,
-    FromJsonOption,
-    FromMeshOption,
-    FromOption,
-    FromPlacementsOption,
-    FromRanksOption,
-    ModelOption,
-    MtpOption,
-    PrecisionOption,
-    ScaleOption,
-    ShapeOption,
-    ToConventionOption,
-    ToFirstRankOption,
-    ToJsonOption,
-    ToMeshOption,
-    ToOption,
-    ToPlacementsOption,
-    ToRanksOption,
-)
+from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.routing.bounds import cuts, demand
 from shardroute.planner.routing.strategies import pieces_of
 from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
@@ -53,27 +31,10 @@ class BoundReport(msgspec.Struct, frozen=True):
 
 
 @app.command("bound", rich_help_panel="Plan and predict")
+@with_request_options
 def bound_command(
     machine: MachineOption,
-    model: ModelOption = None,
-    from_spec: FromOption = None,
-    to_spec: ToOption = None,
-    scale: ScaleOption = None,
-    from_convention: FromConventionOption = None,
-    to_convention: ToConventionOption = None,
-    to_first_rank: ToFirstRankOption = None,
-    mtp: MtpOption = False,
-    precision: PrecisionOption = None,
-    shape: ShapeOption = None,
-    dtype: DtypeOption = None,
-    from_mesh: FromMeshOption = None,
-    from_placements: FromPlacementsOption = None,
-    to_mesh: ToMeshOption = None,
-    to_placements: ToPlacementsOption = None,
-    from_ranks: FromRanksOption = None,
-    to_ranks: ToRanksOption = None,
-    from_json: FromJsonOption = None,
-    to_json: ToJsonOption = None,
+    asked: Asked,
     calibration: CalibrationOption = None,
     max_staging: MaxStagingOption = None,
     nic: NicOption = None,
@@ -83,12 +44,7 @@ def bound_command(
 
     shardroute bound --model qwen3-235b-a22b --from "TP4 x PP8 x EP16" --to "TP8 x DP16" --machine dgx-h100
     """
-    request = Asked(
-        model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,
-        to_convention=to_convention, mtp=mtp, precision=precision, shape=shape, dtype=dtype, from_mesh=from_mesh,
-        from_placements=from_placements, to_mesh=to_mesh, to_placements=to_placements, from_ranks=from_ranks, to_ranks=to_ranks,
-        from_json=from_json, to_json=to_json, to_first_rank=to_first_rank,
-    ).request()  # fmt: skip
+    request = asked.request()
     problem = request.problem
     topology = topology_for(machine, problem.n_ranks, nic)
     needs = demand(problem, pieces_of(problem), topology)

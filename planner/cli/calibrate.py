@@ -73,7 +73,7 @@ def figure_text(figure: Figure) -> str:
     key = figure.key
     if key.endswith("bandwidth"):
         return format_bandwidth(figure.value)
-    if key.endswith(("chunk",)):
+    if key.endswith("chunk"):
         return format_bytes(figure.value)
     if key.endswith(("efficiency", "cores", "channels")):
         return f"{figure.value:.3g}"

@@ -6,8 +6,9 @@ from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import Machine
 
 
-def say_costs(machine: Machine, calibration: Calibration) -> None:
-    """Print that the costs are nominal, or another machine's; nothing when they are the machine's own."""
+def say_costs(machine: Machine, calibration: Calibration) -> bool:
+    """Whether the costs are the machine's own; else print that they are nominal, or another machine's."""
     warning = calibration_warning(machine, calibration)
     if warning is not None:
         stderr().print(warning, style="bold red", markup=False)
+    return warning is None

@@ -12,28 +12,7 @@ from shardroute.planner.arguments import parse_nics
 from shardroute.planner.cli.backends import BackendsOption, carried_by, parse_backends
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.requests import (
-    Asked,
-    DtypeOption,
-    FromConventionOption,
-    FromJsonOption,
-    FromMeshOption,
-    FromOption,
-    FromPlacementsOption,
-    FromRanksOption,
-    ModelOption,
-    MtpOption,
-    PrecisionOption,
-    ScaleOption,
-    ShapeOption,
-    ToConventionOption,
-    ToFirstRankOption,
-    ToJsonOption,
-    ToMeshOption,
-    ToOption,
-    ToPlacementsOption,
-    ToRanksOption,
-)
+from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.plan_files import save_plan
 from shardroute.planner.plans import Plan
@@ -46,6 +25,7 @@ from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_so
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine, machine_names, parse_machine
 from shardroute.topologies.topologies import Topology, build_topology, join_topologies
 from shardroute.topologies.units import format_seconds, parse_bytes
@@ -89,6 +69,11 @@ MaxStagingOption = Annotated[
     str | None,
     typer.Option("--max-staging", help="Most memory a GPU for pieces that it passes on, 512MiB; 0B: none. Default: 1GiB."),
 ]
+
+
+def staging_bytes(max_staging: str | None) -> int:
+    """What `--max-staging` allows."""
+    return STAGING_BYTES if max_staging is None else parse_bytes(max_staging)
 
 
 def calibration_for(machine: Machine, name: str | None) -> Calibration:
@@ -187,27 +172,10 @@ def _planned(
 
 
 @app.command("plan", rich_help_panel="Plan and predict")
+@with_request_options
 def plan_command(
     machine: MachineOption,
-    model: ModelOption = None,
-    from_spec: FromOption = None,
-    to_spec: ToOption = None,
-    scale: ScaleOption = None,
-    from_convention: FromConventionOption = None,
-    to_convention: ToConventionOption = None,
-    to_first_rank: ToFirstRankOption = None,
-    mtp: MtpOption = False,
-    precision: PrecisionOption = None,
-    shape: ShapeOption = None,
-    dtype: DtypeOption = None,
-    from_mesh: FromMeshOption = None,
-    from_placements: FromPlacementsOption = None,
-    to_mesh: ToMeshOption = None,
-    to_placements: ToPlacementsOption = None,
-    from_ranks: FromRanksOption = None,
-    to_ranks: ToRanksOption = None,
-    from_json: FromJsonOption = None,
-    to_json: ToJsonOption = None,
+    asked: Asked,
     strategy: StrategyOption = AUTO,
     calibration: CalibrationOption = None,
     message_size: Annotated[str | None, typer.Option("--message-size", help="Largest message, 64MiB; default: by size.")] = None,
@@ -237,22 +205,19 @@ def plan_command(
         --from-placements S0 --to-mesh dp=8,tp=32 --to-placements R,S1 \\
         --machine "dgx-h100 x 34"
     """
-    request = Asked(
-        model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,
-        to_convention=to_convention, mtp=mtp, precision=precision, shape=shape, dtype=dtype, from_mesh=from_mesh,
-        from_placements=from_placements, to_mesh=to_mesh, to_placements=to_placements, from_ranks=from_ranks, to_ranks=to_ranks,
-        from_json=from_json, to_json=to_json, to_first_rank=to_first_rank,
-    ).request()  # fmt: skip
+    request = asked.request()
     topology = topology_for(machine, request.problem.n_ranks, nic)
     costs = calibration_for(topology.machine, calibration)
     options = Options(
         message_bytes=None if message_size is None else parse_bytes(message_size),
-        staging_bytes=STAGING_BYTES if max_staging is None else parse_bytes(max_staging),
+        staging_bytes=staging_bytes(max_staging),
         max_ops_in_flight=max_ops_in_flight,
         time_limit_s=time_limit,
         backends=DEFAULT_BACKENDS if backends is None else parse_backends(backends, strategy, topology),
         calibration=None if calibration is None else costs,
     )
+    if output is not None:
+        check_writable(output, "the plan")
     planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache)
     if backends is not None:
         planned = replace(planned, notes=(*planned.notes, ("carried by", carried_by(planned.plan))))

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from shardroute.planner.arguments import parse_ranks
+from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, stderr
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
@@ -13,7 +14,6 @@ from shardroute.planner.compare import Comparison, compare
 from shardroute.planner.critical_paths import critical_path, reasons, summarise
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Plan
-from shardroute.planner.reports import calibration_warning
 from shardroute.planner.ring.overlaps import overlap_facts, overlap_of
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
@@ -67,9 +67,7 @@ def simulate_command(
     with progress("following the critical path"):
         chain = critical_path(loaded, prediction)
     parts = summarise(loaded, chain)
-    warning = calibration_warning(topology.machine, costs)
-    if warning is not None:
-        stderr().print(warning, style="bold red")
+    calibrated = say_costs(topology.machine, costs)
     if json:
         busy = [{"resource": r.name, "n_bytes": r.n_bytes, "busy_s": r.busy_s} for r in prediction.resources]
         print_json(
@@ -77,7 +75,7 @@ def simulate_command(
                 "predicted_s": prediction.predicted_s,
                 "digest": loaded.digest,
                 "source": prediction.timeline.source,
-                "calibrated": warning is None,
+                "calibrated": calibrated,
                 "resources": busy,
                 **({} if loaded.attention is None else {"overlap": overlap_of(loaded, prediction.timeline)}),
                 "critical_path": {"parts": parts, "waited_for": reasons(chain), "steps": chain[-_MOST_LINKS:]},

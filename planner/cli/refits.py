@@ -6,41 +6,28 @@ from typing import Annotated
 import msgspec
 import typer
 
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stderr
-from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, calibration_for, plan_and_predict, topology_for
-from shardroute.planner.cli.program import app
-from shardroute.planner.cli.requests import (
-    Asked,
-    DtypeOption,
-    FromConventionOption,
-    FromJsonOption,
-    FromMeshOption,
-    FromOption,
-    FromPlacementsOption,
-    FromRanksOption,
-    ModelOption,
-    MtpOption,
-    PrecisionOption,
-    ScaleOption,
-    ShapeOption,
-    ToConventionOption,
-    ToFirstRankOption,
-    ToJsonOption,
-    ToMeshOption,
-    ToOption,
-    ToPlacementsOption,
-    ToRanksOption,
+from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.plan import (
+    CalibrationOption,
+    MaxStagingOption,
+    calibration_for,
+    plan_and_predict,
+    staging_bytes,
+    topology_for,
 )
+from shardroute.planner.cli.program import app
+from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.cli.texts import ratio_text
 from shardroute.planner.problems import Problem
-from shardroute.planner.reports import PlanReport, calibration_warning
-from shardroute.planner.routing.options import STAGING_BYTES, Options
+from shardroute.planner.reports import PlanReport
+from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import machine_names
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
+from shardroute.topologies.units import format_bytes, format_seconds
 
 
 class Contest(msgspec.Struct, frozen=True):
@@ -55,6 +42,7 @@ class Contest(msgspec.Struct, frozen=True):
 
 
 @app.command("strategies", rich_help_panel="Plan and predict")
+@with_request_options
 def strategies_command(
     machine: Annotated[
         list[str] | None,
@@ -65,25 +53,8 @@ def strategies_command(
             autocompletion=machine_names,
         ),
     ] = None,
-    model: ModelOption = None,
-    from_spec: FromOption = None,
-    to_spec: ToOption = None,
-    scale: ScaleOption = None,
-    from_convention: FromConventionOption = None,
-    to_convention: ToConventionOption = None,
-    to_first_rank: ToFirstRankOption = None,
-    mtp: MtpOption = False,
-    precision: PrecisionOption = None,
-    shape: ShapeOption = None,
-    dtype: DtypeOption = None,
-    from_mesh: FromMeshOption = None,
-    from_placements: FromPlacementsOption = None,
-    to_mesh: ToMeshOption = None,
-    to_placements: ToPlacementsOption = None,
-    from_ranks: FromRanksOption = None,
-    to_ranks: ToRanksOption = None,
-    from_json: FromJsonOption = None,
-    to_json: ToJsonOption = None,
+    *,
+    asked: Asked,
     strategy: Annotated[
         list[str] | None,
         typer.Option("--strategy", "-s", help="Only this one; repeat it for several.", autocompletion=lambda: [*STRATEGIES]),
@@ -102,26 +73,21 @@ def strategies_command(
     for name in names:
         if name not in STRATEGIES:
             raise InputError(f"strategy {name!r} is not known; expected one of {', '.join(STRATEGIES)}")
-    if machine is None and model is None and shape is None and from_json is None:
+    if machine is None and asked.model is None and asked.shape is None and asked.from_json is None:
         _list(names, json)
         return
     if machine is None:
         raise InputError("--machine is missing: name one or several machines, such as --machine dgx-h100")
-    request = Asked(
-        model=model, from_spec=from_spec, to_spec=to_spec, scale=scale, from_convention=from_convention,
-        to_convention=to_convention, mtp=mtp, precision=precision, shape=shape, dtype=dtype, from_mesh=from_mesh,
-        from_placements=from_placements, to_mesh=to_mesh, to_placements=to_placements, from_ranks=from_ranks, to_ranks=to_ranks,
-        from_json=from_json, to_json=to_json, to_first_rank=to_first_rank,
-    ).request()  # fmt: skip
-    options = Options(staging_bytes=STAGING_BYTES if max_staging is None else parse_bytes(max_staging))
-    asked = []
+    request = asked.request()
+    options = Options(staging_bytes=staging_bytes(max_staging))
+    machines = []
     for text in machine:  # all of them before the first is planned for, which takes a while
         topology = topology_for(text, request.problem.n_ranks)
-        asked.append((topology, calibration_for(topology.machine, calibration)))
+        machines.append((topology, calibration_for(topology.machine, calibration)))
     if not json:
         print_facts(request.title, request.facts)
     contests = []
-    for topology, costs in asked:
+    for topology, costs in machines:
         contests.append(_contest(request.problem, topology, costs, names, options))
         if not json:
             _print_contest(contests[-1])
@@ -137,15 +103,13 @@ def _list(names: Sequence[str], json: bool) -> None:
 
 
 def _contest(problem: Problem, topology: Topology, costs: Calibration, names: Sequence[str], options: Options) -> Contest:
-    warning = calibration_warning(topology.machine, costs)
-    if warning is not None:
-        stderr().print(warning, style="bold red")
+    calibrated = say_costs(topology.machine, costs)
     reports = [plan_and_predict(problem, topology, costs, name, options).report for name in names]
     ranked = sorted(reports, key=_rank)
     first = ranked[0]
     return Contest(
         machine=first.machine,
-        calibrated=warning is None,
+        calibrated=calibrated,
         lower_bound_s=first.lower_bound_s,
         bound=first.bound,
         least_bytes_cross_domain=first.least_bytes_cross_domain,

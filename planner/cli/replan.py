@@ -12,19 +12,19 @@ from shardroute.planner.arguments import parse_nics, parse_ranks
 from shardroute.planner.changes import carried_over, changed_topology, with_new_ranks, without_ranks
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
-from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for
+from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, staging_bytes
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import devices_text, ranges_text, report_facts
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import report
-from shardroute.planner.routing.options import STAGING_BYTES, Options
+from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.replans import replan
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import format_bandwidth, format_bytes, parse_bytes
+from shardroute.topologies.units import format_bandwidth, format_bytes
 
 
 class NicChange(msgspec.Struct, frozen=True):
@@ -88,8 +88,7 @@ def replan_command(
     changed = changed_topology(topology, nics, problem.n_ranks)
     with progress("planning again") as done:
         began = time.perf_counter()
-        limit = STAGING_BYTES if max_staging is None else parse_bytes(max_staging)
-        found = replan(start, problem, changed, Options(staging_bytes=limit))
+        found = replan(start, problem, changed, Options(staging_bytes=staging_bytes(max_staging)))
         plan_s = time.perf_counter() - began
         figures = report(found.plan, predict(found.plan, costs, progress=done), costs, plan_s)
     if output is not None:

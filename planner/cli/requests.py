@@ -1,8 +1,11 @@
 """What a user asks to move, as options of commands: a model with two layouts, a bare tensor, or two layout files."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter
+from typing import Annotated, get_type_hints
 
 import typer
 
@@ -16,91 +19,11 @@ from shardroute.topologies.errors import InputError
 _MODEL, _TENSOR, _FILES = "A model", "A bare tensor", "Layouts of your own"
 _KNOWN = ", ".join(sorted(CONVENTIONS))
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="A shipped model (`shardroute models`), or the path of a config.json.",
-        rich_help_panel=_MODEL,
-        autocompletion=model_names,
-    ),
-]
-FromOption = Annotated[str | None, typer.Option("--from", help='Training layout, "TP4 x PP8 x EP16".', rich_help_panel=_MODEL)]
-ToOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        help='Inference layout, "TP8 x DP16". Several groups of their own: "TP8 x DP8 + TP4 x DP16".',
-        rich_help_panel=_MODEL,
-    ),
-]
-ScaleOption = Annotated[
-    int | None,
-    typer.Option(
-        "--scale", help="Shrink every matrix by this factor (a square), keeping the model's structure.", rich_help_panel=_MODEL
-    ),
-]
-FromConventionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from-convention",
-        help=f"Who stores the training side: {_KNOWN}. Default: megatron, or fsdp for FSDP and HSDP.",
-        rich_help_panel=_MODEL,
-    ),
-]
-ToConventionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to-convention",
-        help=f"Who stores the inference side, or each of its groups (vllm + sglang): {_KNOWN}. Default: vllm.",
-        rich_help_panel=_MODEL,
-    ),
-]
-ToFirstRankOption = Annotated[
-    int | None,
-    typer.Option(
-        "--to-first-rank",
-        help="GPU that the destination begins on; 0: the source's own (colocated). Default: after the source's.",
-        rich_help_panel=_MODEL,
-    ),
-]
 MtpOption = Annotated[bool, typer.Option("--mtp", help="With the layers that predict further tokens.", rich_help_panel=_MODEL)]
 PrecisionOption = Annotated[
     str | None,
     typer.Option("--precision", help="fp8-block or mxfp8: quantised weights, their scales with them.", rich_help_panel=_MODEL),
 ]
-ShapeOption = Annotated[str | None, typer.Option("--shape", help="256,2048,7168", rich_help_panel=_TENSOR)]
-DtypeOption = Annotated[str | None, typer.Option("--dtype", help="bf16 (the default), f32, ...", rich_help_panel=_TENSOR)]
-FromMeshOption = Annotated[
-    str | None, typer.Option("--from-mesh", help="Axes of the source mesh in rank order, ep=16", rich_help_panel=_TENSOR)
-]
-FromPlacementsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from-placements",
-        help="One an axis: S0 (shard dim 0), R (replicate), SS0:4 (strided shard, split factor 4)",
-        rich_help_panel=_TENSOR,
-    ),
-]
-ToMeshOption = Annotated[
-    str | None, typer.Option("--to-mesh", help="Axes of the destination mesh, dp=8,tp=32", rich_help_panel=_TENSOR)
-]
-ToPlacementsOption = Annotated[str | None, typer.Option("--to-placements", help="R,S1", rich_help_panel=_TENSOR)]
-FromRanksOption = Annotated[
-    str | None,
-    typer.Option("--from-ranks", help="Ranks of the source mesh, 0-15 or 0,2,4; default: from 0.", rich_help_panel=_TENSOR),
-]
-ToRanksOption = Annotated[
-    str | None,
-    typer.Option("--to-ranks", help="Ranks of the destination mesh; default: after the source's.", rich_help_panel=_TENSOR),
-]
-FromJsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from-json", help="The source: a layout file (docs/layouts.md), or a safetensors checkpoint.", rich_help_panel=_FILES
-    ),
-]
-ToJsonOption = Annotated[str | None, typer.Option("--to-json", help="A layout file for the destination.", rich_help_panel=_FILES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +37,98 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The options of the three ways to ask, as given."""
+    """The options of the three ways to ask, as given, in the order in which --help lists them."""
 
-    model: str | None
-    from_spec: str | None
-    to_spec: str | None
-    scale: int | None
-    from_convention: str | None
-    to_convention: str | None
-    mtp: bool
-    precision: str | None
-    shape: str | None
-    dtype: str | None
-    from_mesh: str | None
-    from_placements: str | None
-    to_mesh: str | None
-    to_placements: str | None
-    from_ranks: str | None
-    to_ranks: str | None
-    from_json: str | None
-    to_json: str | None
-    to_first_rank: int | None = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="A shipped model (`shardroute models`), or the path of a config.json.",
+            rich_help_panel=_MODEL,
+            autocompletion=model_names,
+        ),
+    ] = None
+    from_spec: Annotated[
+        str | None, typer.Option("--from", help='Training layout, "TP4 x PP8 x EP16".', rich_help_panel=_MODEL)
+    ] = None
+    to_spec: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            help='Inference layout, "TP8 x DP16". Several groups of their own: "TP8 x DP8 + TP4 x DP16".',
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    scale: Annotated[
+        int | None,
+        typer.Option(
+            "--scale",
+            help="Shrink every matrix by this factor (a square), keeping the model's structure.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    from_convention: Annotated[
+        str | None,
+        typer.Option(
+            "--from-convention",
+            help=f"Who stores the training side: {_KNOWN}. Default: megatron, or fsdp for FSDP and HSDP.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    to_convention: Annotated[
+        str | None,
+        typer.Option(
+            "--to-convention",
+            help=f"Who stores the inference side, or each of its groups (vllm + sglang): {_KNOWN}. Default: vllm.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    to_first_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--to-first-rank",
+            help="GPU that the destination begins on; 0: the source's own (colocated). Default: after the source's.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    mtp: MtpOption = False
+    precision: PrecisionOption = None
+    shape: Annotated[str | None, typer.Option("--shape", help="256,2048,7168", rich_help_panel=_TENSOR)] = None
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 (the default), f32, ...", rich_help_panel=_TENSOR)] = None
+    from_mesh: Annotated[
+        str | None, typer.Option("--from-mesh", help="Axes of the source mesh in rank order, ep=16", rich_help_panel=_TENSOR)
+    ] = None
+    from_placements: Annotated[
+        str | None,
+        typer.Option(
+            "--from-placements",
+            help="One an axis: S0 (shard dim 0), R (replicate), SS0:4 (strided shard, split factor 4)",
+            rich_help_panel=_TENSOR,
+        ),
+    ] = None
+    to_mesh: Annotated[
+        str | None, typer.Option("--to-mesh", help="Axes of the destination mesh, dp=8,tp=32", rich_help_panel=_TENSOR)
+    ] = None
+    to_placements: Annotated[str | None, typer.Option("--to-placements", help="R,S1", rich_help_panel=_TENSOR)] = None
+    from_ranks: Annotated[
+        str | None,
+        typer.Option("--from-ranks", help="Ranks of the source mesh, 0-15 or 0,2,4; default: from 0.", rich_help_panel=_TENSOR),
+    ] = None
+    to_ranks: Annotated[
+        str | None,
+        typer.Option("--to-ranks", help="Ranks of the destination mesh; default: after the source's.", rich_help_panel=_TENSOR),
+    ] = None
+    from_json: Annotated[
+        str | None,
+        typer.Option(
+            "--from-json",
+            help="The source: a layout file (docs/layouts.md), or a safetensors checkpoint.",
+            rich_help_panel=_FILES,
+        ),
+    ] = None
+    to_json: Annotated[
+        str | None, typer.Option("--to-json", help="A layout file for the destination.", rich_help_panel=_FILES)
+    ] = None
 
     def request(self) -> Request:
         """The request that the options make. Raises InputError when they make none, or two at once."""
@@ -201,6 +195,25 @@ class Asked:
                 "leave the aliases out (the bytes are then copied), or see with `check --from-json --to-json` what they save"
             )
         return Request(f"{self.from_json} -> {self.to_json}", (), problem_between(source, target))
+
+
+def with_request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with all options of `Asked` in place of its parameter `asked`; Typer reads options off the signature."""
+    signature, hints = inspect.signature(command, eval_str=True), get_type_hints(Asked, include_extras=True)
+    names = [option.name for option in fields(Asked)]
+    options = [Parameter(o.name, Parameter.KEYWORD_ONLY, default=o.default, annotation=hints[o.name]) for o in fields(Asked)]
+    parameters: list[Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += options if parameter.name == "asked" else [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+
+    @wraps(command)
+    def run(**given: object) -> None:
+        asked = Asked(**{name: given.pop(name) for name in names})  # type: ignore[arg-type]  # Typer has converted them
+        command(asked=asked, **given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect's own protocol
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def _refuse(chosen: str, others: Mapping[str, object]) -> None:

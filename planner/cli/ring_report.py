@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shardroute.planner.cli.output import print_facts, print_json, print_table
-from shardroute.planner.cli.summaries import print_summaries, summary_fields
+from shardroute.planner.cli.summaries import print_summaries, share_text, summary_fields
 from shardroute.planner.validation.ring import RingReport, own_report, ring_report
 from shardroute.planner.validation.rows import ValidationRow
 from shardroute.planner.validation.step_rows import Gain
@@ -75,7 +75,7 @@ def _print_rows(title: str, rows: Sequence[ValidationRow]) -> None:
         [
             [
                 row.name, format_seconds(row.measured_s), format_seconds(row.predicted_s), f"{row.error:+.1%}",
-                "yes" if row.fitted else "", "" if row.left_out_error is None else f"{row.left_out_error:+.1%}",
+                "yes" if row.fitted else "", share_text(row.left_out_error, "+"),
             ]
             for row in rows
         ],

@@ -1,7 +1,6 @@
 """`auto`: the plan that is predicted to be fastest, and why it was chosen.
 
-Strategies that can't win are not tried: below `TREES_BYTES` the balanced ones differ by rounding only, and `optimal` is tried
-where its program stays small.
+A strategy is not tried where it can't win, or where planning and predicting it would take longer than all else.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.strategies import make_plan, pieces_of
+from shardroute.planner.routing.strategies import STRATEGIES, backend_for, pieces_of
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
@@ -38,7 +37,9 @@ class Choice:
 
 def choose(problem: Problem, topology: Topology, calibration: Calibration, options: Options | None = None) -> Choice:
     """The fastest plan by prediction among the strategies that suit the problem's size."""
-    n_pairs = sum(len(needers) for pieces in pieces_of(problem) for needers in pieces.needers)
+    options = Options() if options is None else options
+    whole, backend = pieces_of(problem), backend_for(problem, topology)
+    n_pairs = sum(len(needers) for pieces in whole for needers in pieces.needers)
     tried: list[str] = ["greedy"]
     left_out = []
     if n_pairs <= OPTIMAL_PAIRS:
@@ -51,7 +52,7 @@ def choose(problem: Problem, topology: Topology, calibration: Calibration, optio
         left_out.append(f"domain-relay left out: it is tried up to {RULES_PAIRS:,} pairs")
     if n_pairs <= DIRECT_PAIRS:
         tried.append("direct")
-    plans = {strategy: make_plan(problem, topology, strategy, options=options) for strategy in tried}
+    plans = {strategy: STRATEGIES[strategy].plan(problem, whole, topology, backend, options) for strategy in tried}
     predictions = {strategy: predict(plan, calibration) for strategy, plan in plans.items()}
     seconds = {strategy: prediction.predicted_s for strategy, prediction in predictions.items()}
     best = min(tried, key=lambda strategy: (seconds[strategy], tried.index(strategy)))

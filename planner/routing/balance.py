@@ -30,8 +30,7 @@ MOST_SWEEPS = 24
 EXCESS = (0.75, 0.5, 0.25)
 # How much dearer than an idle link the dearest one is when trees are priced.
 PRICE_OVER_IDLE = 1e4
-# Hops from which the kernel is compiled: it routes some 30,000 hops a second plain; Numba takes 0.5 s to import and load its
-# cache.
+# Hops from which the kernel is compiled: plain, it routes some 30,000 a second; Numba takes 0.5 s to import and load its cache.
 COMPILE_HOPS = 15_000
 
 
@@ -245,8 +244,7 @@ def link_shares(topology: Topology, n_ranks: int, reference_s: float) -> tuple[N
 
 def routes_of(entries: Entries, chunks: Chunks, found: Balanced) -> Routes:
     """The routes of all entries; chunks whose trees are alike share one, so that their pieces can travel together."""
-    position = np.arange(int(found.count.sum())) - np.repeat(np.cumsum(found.count) - found.count, found.count)
-    hop = np.repeat(found.first, found.count) + position
+    hop, _ = _hops(found)
     rows = np.stack([found.src[hop], found.dst[hop], found.parent[hop], found.kind[hop].astype(np.int32)], axis=1)
     data, ends = rows.tobytes(), np.cumsum(found.count) * rows.itemsize * 4
     known: dict[bytes, int] = {}
@@ -274,7 +272,7 @@ def routes_of(entries: Entries, chunks: Chunks, found: Balanced) -> Routes:
 def busiest_bound_s(patterns: Patterns, topology: Topology, n_ranks: int) -> float:
     """The seconds that the busiest link takes at least, at nominal rates; 0 when nothing moves (or on CPUs, which have no links).
     """
-    needs = demand_of(patterns, n_ranks, topology.n_domains)
+    needs = demand_of(patterns, n_ranks, topology.n_domains, into_needers=False)
     if topology.machine.kind is MachineKind.CPU:
         return float(needs.into_rank.max(initial=0))  # the rates of link_rates are 1
     found = cuts(needs, topology, nominal_calibration(topology.machine))

@@ -17,8 +17,7 @@ Terms
 
 Domains are served one after the other, each from the one before it unless that link is busy, and at most `most_depth` domains
 deep. Inside a domain a tree is at most two hops deep: mixes of stars and two-hop trees are enough for the best rate of a
-broadcast
-over peers.
+broadcast over peers.
 """
 
 import numpy as np
@@ -33,10 +32,8 @@ STAGING_FACTOR = 2.0
 # What a deeper feeder inside a domain pays more, each level: it decides between links that are within 0.3 % of each other.
 DEPTH_FACTOR = 0.05
 # What any other sender pays more than the domain that was served last. So domains form chains, in which each rank takes in from
-# few
-# and sends to few: links that are shared by few flows stay full, where many flows that meet at random leave them idle 10 to 20
-# % of
-# the time (simulated, DeepSeek-V3 from 256 to 256 H100: 1.19 x bound by chains, 1.33 by stars).
+# few and sends to few: links that are shared by few flows stay full, where many flows that meet at random leave them idle 10 to
+# 20 % of the time (simulated, DeepSeek-V3 from 256 to 256 H100: 1.24 x bound by chains, 1.33 by stars).
 BRANCH_FACTOR = 1.0
 # What passing on pays more than a home domain that hasn't sent the chunk yet: so replicas all send, and that waits for nobody.
 RELAY_FACTOR = 0.1

@@ -5,12 +5,10 @@ nominal rates:
 
 - into a domain: what its ranks need and none of its ranks holds, over its NICs, or its uplink where the fabric is oversubscribed;
 - out of some domains: what is needed elsewhere and held only there, once; and, where all that hold or need a piece are among
-  them,
-  once for every one of them that lacks it (relays included). The sets tried are those that occur as holders, or as holders and
-  needers, of a pattern, and all domains together;
+  them, once for every one of them that lacks it (relays included). The sets tried are those that occur as holders, or as holders
+  and needers, of a pattern, and all domains together;
 - into a rank: what it needs and doesn't hold, over its NVLink ports and NICs together (ports alone if all ranks lie in one
-  domain);
-  out of some ranks: what only they hold;
+  domain); out of some ranks: what only they hold;
 - without staging memory: what must enter a domain at the ranks that need it, over their NICs;
 - on CPUs: every byte is copied once by some core;
 - latency: whatever moves takes the start of one message.
@@ -90,8 +88,8 @@ def demand(problem: Problem, pieces: Sequence[Pieces], topology: Topology) -> De
     return demand_of(patterns_of(entries, holders, needers, topology), problem.n_ranks, topology.n_domains)
 
 
-def demand_of(patterns: Patterns, n_ranks: int, n_domains: int) -> Demand:
-    """The same, from the problem's patterns."""
+def demand_of(patterns: Patterns, n_ranks: int, n_domains: int, *, into_needers: bool = True) -> Demand:
+    """The same, from the problem's patterns; without `into_needers`, which bound only plans that don't stage, if it is False."""
     n_bytes = patterns.n_bytes
     pattern_of = np.repeat(np.arange(len(patterns)), np.diff(patterns.group_ptr))
     away = ~patterns.home
@@ -116,7 +114,7 @@ def demand_of(patterns: Patterns, n_ranks: int, n_domains: int) -> Demand:
     moving = np.flatnonzero(n_others > 0)
     needer_ptr = patterns.needers[0]
     groups = np.flatnonzero(away)
-    groups = groups if len(groups) <= MOST_GROUPS else groups[:0]
+    groups = groups if into_needers and len(groups) <= MOST_GROUPS else groups[:0]
     at_needers = [patterns.needers[1][needer_ptr[g] : needer_ptr[g + 1]] for g in groups.tolist()]
     return Demand(
         into_domain, out_of_domain, into_rank, out_of_rank, local,

@@ -59,10 +59,6 @@ class Costs:
             return min(float(self.law.rate_Bps(n_bytes, self.n_ranks, self.one_domain, path)), link)
         return link
 
-    def message_s(self, n_bytes: float, path: Path, backend: Backend = Backend.NCCL) -> float:
-        """Seconds of one message that has the links to itself."""
-        return self.start_s(n_bytes, path, backend) + n_bytes / self.rate_Bps(n_bytes, path, backend)
-
     def queues(self, n_bytes: float, path: Path, backend: Backend = Backend.NCCL) -> int:
         """Messages of this size that fill a link together, N_QUEUES at least: a receiver may be shared at any moment."""
         link = self.near_Bps if path is Path.NVLINK else self.far_Bps

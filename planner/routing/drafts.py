@@ -15,8 +15,6 @@ from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, La
 from shardroute.planner.problems import Problem
 from shardroute.topologies.topologies import Topology
 
-_STEP_COLUMNS = ("op", "lane", "bundle", "src", "dst", "group", "src_at", "dst_at")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
@@ -101,7 +99,7 @@ class Draft:
         """The plan that was written; `pieces` are those of each class, which its bundles number."""
         none = np.zeros(0, np.int64)
         counts, tensor, piece, offset = (np.concatenate([none, *(e[i] for e in self._entries)]) for i in range(4))
-        columns = {name: np.concatenate([none, *(getattr(r, name) for r in self._rows)]) for name in _STEP_COLUMNS}
+        columns = {name: np.concatenate([none, *(getattr(r, name) for r in self._rows)]) for name in Rows.__dataclass_fields__}
         owner, dep = (np.concatenate([none, *(a[i] for a in self._after)]) for i in range(2))
         # Sorted, not np.unique, which hashes and takes several times as long for millions of pairs (NumPy 2.3).
         pairs = np.sort(owner * max(self.n_steps, 1) + dep)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.layouts.overlaps import Pieces
-from shardroute.planner.plans import SOURCE, TARGET, Backend, Lane, Op, Plan, queued
+from shardroute.planner.plans import SOURCE, TARGET, Backend, Lane, Op, Plan, classes_of, queued
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.drafts import Draft, Rows
 from shardroute.planner.routing.sizes import split_all
@@ -130,16 +130,13 @@ def _copied_out(draft: Draft, entries: _Entries, rows: slice, offset: Ints) -> t
 
 
 def _entries(problem: Problem, pieces: Sequence[Pieces], tensors: Ints, receivers: Ranks) -> _Entries:
-    class_of = np.zeros(len(problem.tensors), dtype=np.int64)
-    for i, cls in enumerate(problem.classes):
-        class_of[cls.members] = i
     n_patterns = [len(p.needers) for p in pieces]
     first_pattern = np.cumsum([0, *n_patterns])
     needs = np.zeros((int(first_pattern[-1]), len(receivers)), dtype=bool)
     for first, of_class in zip(first_pattern, pieces, strict=False):
         for i, needers in enumerate(of_class.needers):
             needs[first + i, np.searchsorted(receivers, needers)] = True
-    classes = class_of[tensors].tolist()
+    classes = classes_of(problem)[tensors].tolist()
     none = np.zeros(0, np.int64)
     n_bytes = [p.n_elements * cls.itemsize for p, cls in zip(pieces, problem.classes, strict=True)]
     return _Entries(

@@ -29,7 +29,7 @@ _MTP_LAYER: Final = re.compile(r"^(.*\.layers\.\d+\.)eh_proj\.")
 
 
 def plan(problem: Problem, pieces: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
-    """The plan; a problem without feed-forward weights is broadcast as a whole."""
+    """The plan; a problem without feed-forward weights is broadcast as a whole. Of the options, none applies."""
     bulk = in_bulk([tensor.name for tensor in problem.tensors])
     rest = np.setdiff1d(np.arange(len(problem.tensors), dtype=np.int64), bulk)
     buffer_bytes = gather_broadcast.buffer_bytes_for(problem, topology)

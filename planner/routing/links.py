@@ -30,11 +30,12 @@ def busiest_of(
 ) -> float:  # fmt: skip
     """Seconds of the link that copies (with their lanes) keep busy longest; a link without bandwidth is busy for ever."""
     rates, most = link_rates(topology), 0.0
+    near, far = np.flatnonzero(lane == Lane.HAND_OVER), np.flatnonzero(lane < Lane.HAND_OVER)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for rows, out_row in ((np.flatnonzero(lane == Lane.HAND_OVER), 2), (np.flatnonzero(lane < Lane.HAND_OVER), 0)):
+        for rows, out_row in ((near, 2), (far, 0)):
             for row, end in ((out_row, src), (out_row + 1, dst)):
                 carried = np.bincount(end[rows], weights=n_bytes[rows], minlength=topology.n_gpus)
                 most = max(most, float(np.where(carried > 0, carried / rates[row], 0.0).max(initial=0.0)))
-        carried = np.bincount(topology.domain[src[rows]], weights=n_bytes[rows], minlength=topology.n_domains)
+        carried = np.bincount(topology.domain[src[far]], weights=n_bytes[far], minlength=topology.n_domains)
         uplink = uplink_rates(topology, n_ranks)
         return max(most, float(np.where(carried > 0, carried / uplink, 0.0).max(initial=0.0)))

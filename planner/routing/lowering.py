@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardroute.planner.backends.channels import Path
 from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints, Ranks
-from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, queued, ranges
+from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, places, queued, ranges
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing import schedule_kernel
 from shardroute.planner.routing.costs import PUTS, Costs
@@ -284,9 +284,7 @@ def _assign_slots(routes: Routes, bundling: _Bundling, walk: _Walk, staging_byte
     first_staged = np.full(len(bundling.tree), np.iinfo(np.int64).max)
     np.minimum.at(first_staged, walk.bundle[rows], walk.expected[rows])
     rows = rows[np.lexsort((walk.bundle[rows], first_staged[walk.bundle[rows]], walk.dst[rows]))]
-    dst = walk.dst[rows]
-    starts = np.flatnonzero(np.diff(dst, prepend=-1))
-    number = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    number = places(walk.dst[rows])
     n_slots = min(n_slots, int(number.max()) + 1)
     at[rows] = number % n_slots
     again = np.flatnonzero(number >= n_slots)
@@ -368,7 +366,6 @@ def _places(order: Ints, src: Ranks, lane: NDArray[np.uint8]) -> Ints:
     """Each row's place among those of its rank and lane, in the given order."""
     key = src.astype(np.int64) * len(Lane) + lane
     by_key = order[np.argsort(key[order], kind="stable")]
-    starts = np.flatnonzero(np.diff(key[by_key], prepend=-1))
     place = np.empty(len(order), dtype=np.int64)
-    place[by_key] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    place[by_key] = places(key[by_key])
     return place

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.overlaps import Pieces
-from shardroute.planner.plans import Backend, Lane, Op, Plan, lane_of, queued, ranges
+from shardroute.planner.plans import Backend, Lane, Op, Plan, classes_of, lane_of, queued, ranges
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.drafts import Draft, Rows
 from shardroute.planner.routing.m2n_calls import Call, call_of
@@ -46,9 +46,8 @@ def write(draft: Draft, problem: Problem, pieces: Sequence[Pieces], topology: To
     """
     receivers = problem.target.ranks
     calls: dict[int, Call] = {}
-    of_tensor = np.zeros(len(problem.tensors), dtype=np.int64)
+    of_tensor = classes_of(problem)
     for i, cls in enumerate(problem.classes):
-        of_tensor[cls.members] = i
         if np.isin(cls.members, tensors).any() and len(pieces[i]):
             calls[i] = call_of(pieces[i], cls.itemsize, receivers, topology)
     templates = {i: template_of(call, i) for i, call in calls.items()}

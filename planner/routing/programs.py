@@ -1,7 +1,7 @@
 """Linear programs: one value for all, solved through PuLP while they are small, straight by arrays in HiGHS where they are large.
 
-PuLP's model is the one to read and to hand to another solver, but building it takes seconds from some 10^5 columns on (shared
-facts on solvers). Where HiGHS can't be imported, PuLP's own CBC solves.
+PuLP's model is the one to read and to hand to another solver, but building it takes seconds from some 10^5 columns on. Where
+HiGHS can't be imported, PuLP's own CBC solves.
 """
 
 import ctypes

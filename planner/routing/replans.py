@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.overlaps import Pieces
-from shardroute.planner.plans import Boxes, Op, Plan, lane_of
+from shardroute.planner.plans import SOURCE, Boxes, Op, Plan, lane_of
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, Chunks, balance, busiest_bound_s, chunks_of, routes_of
+from shardroute.planner.routing.balance import Balanced, Chunks, balance, chunks_of, routes_of
 from shardroute.planner.routing.balance_kernel import HAND_OVER, LOCAL, STAGED
 from shardroute.planner.routing.chunked import cut_into_chunks, look_at
 from shardroute.planner.routing.costs import costs_of
 from shardroute.planner.routing.greedy import CHUNKS_OVER_BUSIEST_LINK, GOOD_ENOUGH
 from shardroute.planner.routing.lowering import SLOT_ALIGNMENT, arrange, finish
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.patterns import Entries, entries_of, patterns_of
+from shardroute.planner.routing.patterns import Entries, entries_of
 from shardroute.planner.routing.sizes import split_all
 from shardroute.planner.routing.strategies import backend_for, pieces_of
 from shardroute.topologies.errors import InputError
@@ -47,11 +47,11 @@ def replan(plan: Plan, problem: Problem, topology: Topology, options: Options | 
         raise InputError(f"a plan of {plan.strategy} can't be replanned: it has collectives; plan the changed problem anew")
     options = Options() if options is None else options
     whole = pieces_of(problem)
-    sizes = cut_into_chunks(look_at(problem, whole, topology), options, CHUNKS_OVER_BUSIEST_LINK)
+    seen = look_at(problem, whole, topology)
+    sizes, patterns = cut_into_chunks(seen, options, CHUNKS_OVER_BUSIEST_LINK), seen.patterns  # which cutting leaves as they are
     # Cut by the largest piece that the plan has, every piece that is still whole is cut where it was.
     pieces = split_all(problem, whole, int(plan.entry_bytes.max(initial=1)))
     entries, holders, needers = entries_of(problem, pieces)
-    patterns = patterns_of(entries, holders, needers, topology)
     bundle = _old_bundles(plan, problem, pieces, entries)
     trees = _trees(plan)
     pairs, of_entry = np.unique(np.stack([bundle, entries.pattern]), axis=1, return_inverse=True)
@@ -66,9 +66,8 @@ def replan(plan: Plan, problem: Problem, topology: Topology, options: Options | 
     chunks, start = _start(entries, kept, bundle, trees, len(patterns), int(entries.n_bytes.max(initial=1)))
     largest = int(entries.n_bytes.max(initial=0))
     found = balance(
-        patterns, chunks, topology, problem.n_ranks, busiest_bound_s(patterns, topology, problem.n_ranks),
-        staging=options.staging_bytes >= largest + SLOT_ALIGNMENT, most_depth=sizes.most_depth, good_enough=GOOD_ENOUGH,
-        start=start,
+        patterns, chunks, topology, problem.n_ranks, seen.bound_s, staging=options.staging_bytes >= largest + SLOT_ALIGNMENT,
+        most_depth=sizes.most_depth, good_enough=GOOD_ENOUGH, start=start,
     )  # fmt: skip
     same = _same(start, found)
     arranged = arrange(
@@ -119,8 +118,9 @@ def _trees(plan: Plan) -> list[Tree]:
     trees: list[list[tuple[int, int, int, int]]] = [[] for _ in range(len(plan.bundles))]
     brought: list[dict[int, int]] = [{} for _ in trees]
     kind = lane_of(steps.lane).astype(np.int64) + STAGED * (steps.dst_at >= 0)
+    held = steps.src_at == SOURCE
     for bundle, src, dst, source, of in zip(
-        steps.bundle.tolist(), steps.src.tolist(), steps.dst.tolist(), (steps.src_at < -1).tolist(), kind.tolist(), strict=True
+        steps.bundle.tolist(), steps.src.tolist(), steps.dst.tolist(), held.tolist(), kind.tolist(), strict=True
     ):
         tree = trees[bundle]
         parent = -1 if source else brought[bundle].get(src, -1)

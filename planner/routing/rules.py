@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.layouts.overlaps import Pieces
-from shardroute.planner.plans import Backend, Boxes, Plan
+from shardroute.planner.plans import Backend, Boxes, Plan, places
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing import rules_kernel
 from shardroute.planner.routing.costs import costs_of
@@ -124,8 +124,6 @@ def arranged_by_rule(
 def deal(pattern: Ints, n_bytes: Ints, tie: Ints) -> Ints:
     """Each row's turn among those of its pattern: dealt largest first, ties by `tie`."""
     order = np.lexsort((tie, -n_bytes, pattern))
-    sorted_pattern = pattern[order]
-    starts = np.flatnonzero(np.diff(sorted_pattern, prepend=-1))
     dealt = np.empty(len(order), dtype=np.int64)
-    dealt[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    dealt[order] = places(pattern[order])
     return dealt

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shardroute.planner.layouts.overlaps import Pieces, overlap
 from shardroute.planner.plans import Backend, Plan
@@ -28,13 +29,6 @@ class Strategy:
     plan: Planner
 
 
-def _by_rule(rule: Rule) -> Planner:
-    def plan(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
-        return plan_by_rule(rule, problem, whole, topology, backend, options)
-
-    return plan
-
-
 def _gather_broadcast(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
     return gather_broadcast.plan(problem, whole, topology, backend, options.message_bytes)
 
@@ -45,12 +39,12 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy(
             "direct",
             "each needing rank fetches each piece from one holder",
-            _by_rule(Rule.DIRECT),
+            partial(plan_by_rule, Rule.DIRECT),
         ),
         Strategy(
             "domain-relay",
             "one copy of each piece into each NVLink domain, relayed on",
-            _by_rule(Rule.RELAY),
+            partial(plan_by_rule, Rule.RELAY),
         ),
         Strategy(
             "gather-broadcast",

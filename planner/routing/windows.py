@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Ints, Ranks
-from shardroute.planner.plans import SOURCE, TARGET, Bundles, Lane, Op, Steps, lane_of, queued
+from shardroute.planner.plans import SOURCE, TARGET, Bundles, Lane, Op, Steps, lane_of, places, queue_of, queued
 
 _Integer = TypeVar("_Integer", bound=np.integer)
 
@@ -46,7 +46,7 @@ def limit_in_flight(steps: Steps, bundles: Bundles, most: int) -> tuple[Steps, B
         both = np.concatenate([values, np.broadcast_to(np.asarray(of_credits), len(others))])
         return both[order].astype(values.dtype)
 
-    n_queues = int((steps.lane >> 3).max(initial=0)) + 1
+    n_queues = int(queue_of(steps.lane).max(initial=0)) + 1
     by_sender = _place(steps.dst[told])
     limited = Steps(
         op=column(steps.op, Op.COPY),
@@ -75,7 +75,6 @@ def _pairs(rows: Ints, rank: Ranks, most: int) -> tuple[Ints, Ints]:
 def _place(key: Ranks) -> Ints:
     """Each row's place among those of its key."""
     order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
     place = np.empty(len(key), dtype=np.int64)
-    place[order] = np.arange(len(key)) - np.repeat(starts, np.diff(np.append(starts, len(key))))
+    place[order] = places(key[order])
     return place

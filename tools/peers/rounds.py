@@ -1,11 +1,10 @@
 """Planners that order transfers into rounds in which a port does one thing at a time, re-stated: Megatron's and Alpa's."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
-from peers.ways import Domains, Pattern, Way, by_trees, hop
+from peers.ways import Domains, Pattern, Way, by_trees, chain
 
 
 def megatron_rounds(pairs: Sequence[tuple[int, int]]) -> int:
@@ -81,11 +80,4 @@ def alpa_rounds(patterns: Sequence[Pattern], *, greedy: bool = True) -> tuple[li
 def alpa(patterns: Sequence[Pattern], domain: Domains) -> list[Way]:
     """Alpa's greedy: each piece is broadcast once, from the holder that its rounds chose, along the receivers in rank order."""
     senders, _ = alpa_rounds(patterns)
-    ways = []
-    for sender, (_, to) in zip(senders, patterns, strict=True):
-        needers = to.tolist()
-        hops = [hop(sender, needers[0], None, domain)]
-        for a, b in pairwise(needers):
-            hops.append(hop(a, b, len(hops) - 1, domain))
-        ways.append(by_trees([tuple(hops)]))
-    return ways
+    return [by_trees([chain(sender, to.tolist(), domain)]) for sender, (_, to) in zip(senders, patterns, strict=True)]

@@ -5,10 +5,9 @@ sees the patterns of one tensor, as the planners do.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from peers.rounds import alpa
-from peers.ways import Domains, Pattern, Refused, Rule, Way, by_trees, hop
+from peers.ways import Domains, Pattern, Refused, Rule, Way, by_trees, chain, hop
 from shardroute.planner.routing.trees import Hop
 
 # Rings and all-gathers as trees are as many hops as the square of the ranks; above this their loads alone are worked out.
@@ -116,7 +115,7 @@ def m2n_direct(patterns: Sequence[Pattern], domain: Domains) -> list[Way]:
 
 def nemo_v1(patterns: Sequence[Pattern], domain: Domains) -> list[Way]:
     """NeMo RL's Python planner, v1: the first holder sends once, needers pass it on in a ring (a broadcast)."""
-    return [by_trees([_chain(int(who[0]), to.tolist(), domain)]) for who, to in patterns]
+    return [by_trees([chain(int(who[0]), to.tolist(), domain)]) for who, to in patterns]
 
 
 def nemo_striped(patterns: Sequence[Pattern], domain: Domains) -> list[Way]:
@@ -128,19 +127,12 @@ def nemo_striped(patterns: Sequence[Pattern], domain: Domains) -> list[Way]:
         senders = [holders[(turn + j) % len(holders)] for j in range(n)]
         turn += n
         if n <= MOST_STRIPES:
-            ways.append(by_trees([_chain(senders[j], needers[j:] + needers[:j], domain) for j in range(n)]))
+            ways.append(by_trees([chain(senders[j], needers[j:] + needers[:j], domain) for j in range(n)]))
             continue
         injected = [(senders[j], needers[j], 1 / n) for j in range(n)]
         passed = [(needers[j], needers[(j + 1) % n], (n - 1) / n) for j in range(n)]
         ways.append(Way(tuple(injected + passed), n, None))
     return ways
-
-
-def _chain(sender: int, needers: Sequence[int], domain: Domains) -> tuple[Hop, ...]:
-    hops = [hop(sender, needers[0], None, domain)]
-    for a, b in pairwise(needers):
-        hops.append(hop(a, b, len(hops) - 1, domain))
-    return tuple(hops)
 
 
 def awex(patterns: Sequence[Pattern], domain: Domains) -> list[Way]:

@@ -5,6 +5,7 @@ Rule: a peer is judged by where its bytes go. What carries them (kernels, barrie
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,14 @@ def hop(src: int, dst: int, parent: int | None, domain: Domains) -> Hop:
     near = domain[src] == domain[dst]
     lane = Lane.HAND_OVER if near and parent is not None else Lane.INJECT if parent is None else Lane.RELAY
     return Hop(src, dst, lane, parent)
+
+
+def chain(sender: int, needers: Sequence[int], domain: Domains) -> Tree:
+    """From the sender to the first needer, and from each needer to the next."""
+    hops = [hop(sender, needers[0], None, domain)]
+    for a, b in pairwise(needers):
+        hops.append(hop(a, b, len(hops) - 1, domain))
+    return tuple(hops)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
