@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardroute.executors.drop_ins import reshard, xferdtensor
-    from shardroute.executors.measure import calibrate_here
-    from shardroute.executors.resharders import Resharder, Transfer
+    from shardroute.executors.measuring.copies import calibrate_here
+    from shardroute.executors.resharding.drop_ins import reshard, xferdtensor
+    from shardroute.executors.resharding.resharders import Resharder, Transfer
     from shardroute.executors.run import TRANSPORTS, Mismatch, RunResult, run_plan
-    from shardroute.executors.transports import Session, Transport, Trial
+    from shardroute.executors.transports.seam import Session, Transport, Trial
 
 __all__ = [
     "TRANSPORTS",
@@ -26,9 +26,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "calibrate_here": "measure", "TRANSPORTS": "run", "Mismatch": "run", "RunResult": "run", "run_plan": "run",
-    "Resharder": "resharders", "Transfer": "resharders", "reshard": "drop_ins", "xferdtensor": "drop_ins",
-    "Session": "transports", "Transport": "transports", "Trial": "transports",
+    "calibrate_here": "measuring.copies", "TRANSPORTS": "run", "Mismatch": "run", "RunResult": "run", "run_plan": "run",
+    "Resharder": "resharding.resharders", "Transfer": "resharding.resharders", "reshard": "resharding.drop_ins",
+    "xferdtensor": "resharding.drop_ins",
+    "Session": "transports.seam", "Transport": "transports.seam", "Trial": "transports.seam",
 }  # fmt: skip
 
 

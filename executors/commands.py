@@ -6,9 +6,9 @@ import typer
 from msgspec import to_builtins
 
 from shardroute.executors.demo import run_demo
-from shardroute.executors.launches import find_place
-from shardroute.executors.measure import calibrate_here
-from shardroute.executors.ranks import PROCESSES
+from shardroute.executors.launching.launches import find_place
+from shardroute.executors.launching.ranks import PROCESSES
+from shardroute.executors.measuring.copies import calibrate_here
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, check_transport, run_as_rank, run_plan
 from shardroute.planner.check import check
 from shardroute.planner.cli import app

@@ -6,7 +6,7 @@ Rule: nothing here is canned; every figure is planned, simulated or measured whe
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardroute.executors.measure import calibrate_here
+from shardroute.executors.measuring.copies import calibrate_here
 from shardroute.executors.run import RunResult, run_plan
 from shardroute.planner.check import Proof, check
 from shardroute.planner.cli.output import print_facts, print_table, progress, stdout

@@ -11,16 +11,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.attention_contents import Contents, contents_of
-from shardroute.executors.interpret import Programs, compile_plan
-from shardroute.executors.launched import run_launched
-from shardroute.executors.libraries import LIBRARIES, MPI, load_library
-from shardroute.executors.memories import Buffers, Part
-from shardroute.executors.messages import Messages, lay_messages
-from shardroute.executors.mpiexec import MpiexecSession
-from shardroute.executors.processes import ProcessSession, machine_text
-from shardroute.executors.ranks import PROCESSES
-from shardroute.executors.transports import Deadline, Place, Progress, Session, Trial
+from shardroute.executors.attention.contents import Contents, contents_of
+from shardroute.executors.interpreting.interpret import Programs, compile_plan
+from shardroute.executors.interpreting.memories import Buffers, Part
+from shardroute.executors.launching.launched import run_launched
+from shardroute.executors.launching.mpiexec import MpiexecSession
+from shardroute.executors.launching.processes import ProcessSession, machine_text
+from shardroute.executors.launching.ranks import PROCESSES
+from shardroute.executors.messages.messages import Messages, lay_messages
+from shardroute.executors.transports.libraries import LIBRARIES, MPI, load_library
+from shardroute.executors.transports.seam import Deadline, Place, Progress, Session, Trial
 from shardroute.planner.plans import Plan
 from shardroute.planner.timelines import Timeline, Verified
 from shardroute.topologies.errors import InputError

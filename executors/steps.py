@@ -6,6 +6,13 @@ from shardroute.planner.plans import Kind, Op, Plan
 from shardroute.topologies.units import format_bytes
 
 
+def describe_place(plan: Plan, step: int) -> str:
+    """Where a rank is that has come to a step; -1 is before the first, the number of steps after the last."""
+    if step < 0:
+        return "before its first step"
+    return "after its last step" if step >= len(plan.steps) else f"at step {step} ({describe_step(plan, step)})"
+
+
 def describe_step(plan: Plan, step: int) -> str:
     """A step in words: `copy of 12 pieces, 1.20 MB, rank 3 -> rank 5`."""
     steps = plan.steps

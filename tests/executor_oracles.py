@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.blocks import LINEAR
-from shardroute.executors.interpret import Programs
-from shardroute.executors.memories import Buffers, Part
+from shardroute.executors.interpreting.blocks import LINEAR
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.interpreting.memories import Buffers, Part
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.plans import SOURCE, TARGET, Op, Plan
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.arenas import Arena
-from shardroute.executors.drive import drive
-from shardroute.executors.exchanges import MessageTransport
-from shardroute.executors.interpret import Programs
-from shardroute.executors.messages import Messages
-from shardroute.executors.packing import Pool
-from shardroute.executors.transports import Deadline
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.interpreting.drive import drive
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.interpreting.packing import Pool
+from shardroute.executors.messages.messages import Messages
+from shardroute.executors.transports.exchanges import MessageTransport
+from shardroute.executors.transports.seam import Deadline
 
 
 @dataclass(eq=False)

@@ -6,8 +6,8 @@ or running but the meaning of a plan as `shardroute.planner.plans` states it, an
 
 import numpy as np
 
-from shardroute.executors.attention import Block, add, attend, grad, merge
-from shardroute.executors.attention_reference import one_device
+from shardroute.executors.attention.kernels import Block, add, attend, grad, merge
+from shardroute.executors.attention.references import one_device
 from shardroute.planner.plans import SOURCE, TARGET, Kind, Mode, Op
 from shardroute.planner.ring.chunks import rows_of
 from shardroute.planner.ring.workloads import KEY_SIDE, LSE

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardroute.executors.attention import Block, attend, grad, merge
-from shardroute.executors.attention_reference import one_device
+from shardroute.executors.attention.kernels import Block, attend, grad, merge
+from shardroute.executors.attention.references import one_device
 from shardroute.planner.ring import tiles
 from shardroute.planner.ring.chunks import chunks_of
 from shardroute.planner.ring.tiles import Work, work

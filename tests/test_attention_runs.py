@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardroute.executors import attention_contents
-from shardroute.executors.attention_contents import difference, values
+from shardroute.executors.attention import contents as attention_contents
+from shardroute.executors.attention.contents import difference, values
 from shardroute.executors.run import run_plan
 from shardroute.planner.plans import Kind, Mode, Op, Plan
 from shardroute.planner.ring.overlaps import overlap_of

@@ -10,7 +10,7 @@ from hand_plans import HandPlan, row_shards
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.executors.interpret import compile_plan
+from shardroute.executors.interpreting.interpret import compile_plan
 from shardroute.executors.run import run_plan
 from shardroute.planner.check import check
 from shardroute.planner.layouts.meshes import Mesh, place

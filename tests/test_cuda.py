@@ -5,8 +5,8 @@ from gpu_doubles import need, run_over_doubles
 BOXES = """
 import random
 import numpy as np
-from shardroute.executors.cuda import CudaDevice
-from shardroute.executors.devices import Box
+from shardroute.executors.gpus.cuda import CudaDevice
+from shardroute.executors.gpus.devices import Box
 
 device, rng = CudaDevice(0), random.Random(1)
 stream, event = device.stream(), device.event()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from gpu_doubles import need, run_over_doubles
 
-from shardroute.executors import gpu_stack
-from shardroute.executors.libraries import LIBRARIES, ON_GPUS, load_library
+from shardroute.executors.gpus import gpu_stack
+from shardroute.executors.transports.libraries import LIBRARIES, ON_GPUS, load_library
 from shardroute.topologies.errors import InputError
 
 TOOL = Path(__file__).parents[1] / "tools" / "gpu_check.py"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardroute.executors.hubs import Hub, listen, meet
-from shardroute.executors.local_devices import local_device
-from shardroute.executors.transports import Deadline, LateError, Place
+from shardroute.executors.gpus.local_devices import local_device
+from shardroute.executors.launching.hubs import Hub, listen, meet
+from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.topologies.errors import InputError, RunError
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hand_plans import HandPlan, column_shards, gathered, relay_chain, row_shards, rows_to_columns
 
-from shardroute.executors.blocks import LINEAR, _check_reach
-from shardroute.executors.interpret import Programs, compile_plan, from_columns, to_columns
-from shardroute.executors.memories import ALIGNMENT, Part
+from shardroute.executors.interpreting.blocks import LINEAR, _check_reach
+from shardroute.executors.interpreting.interpret import Programs, compile_plan, from_columns, to_columns
+from shardroute.executors.interpreting.memories import ALIGNMENT, Part
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, Replicate, place
 from shardroute.planner.layouts.tensors import Layout, Tensor

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.executors.measure_attention import _CASES, _fitted, _parts, _Sample, attention_figures
+from shardroute.executors.measuring.attention import _CASES, _fitted, _parts, _Sample, attention_figures
 from shardroute.planner.ring.chunks import chunks_of
 from shardroute.planner.ring.tiles import work
 from shardroute.planner.ring.workloads import Attention, SequenceLayout

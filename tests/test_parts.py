@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from shardroute.executors.interpret import compile_plan, load_programs
+from shardroute.executors.interpreting.interpret import compile_plan, load_programs
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.layouts import load_model, parse_spec
 from shardroute.planner.parts import load_part, part_of

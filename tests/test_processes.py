@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from hand_plans import HandPlan, column_shards, gathered, relay_chain, row_shards, rows_to_columns
 
-from shardroute.executors.interpret import Programs, compile_plan
-from shardroute.executors.measure import calibrate_here
-from shardroute.executors.memories import Holdings
-from shardroute.executors.patterns import SENTINEL, arm, fill_sources, verify
-from shardroute.executors.processes import ProcessSession, available_bytes
+from shardroute.executors.interpreting.interpret import Programs, compile_plan
+from shardroute.executors.interpreting.memories import Holdings
+from shardroute.executors.interpreting.patterns import SENTINEL, arm, fill_sources, verify
+from shardroute.executors.launching.processes import ProcessSession, available_bytes
+from shardroute.executors.measuring.copies import calibrate_here
 from shardroute.executors.run import run_plan
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, Replicate, Shard, place
@@ -302,7 +302,10 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_step_and_leaves_nothing() 
 def test_a_stopped_rank_ends_the_run_at_its_deadline() -> None:
     message, pids, _ = run_and_hurt(long_chain(), 2, signal.SIGSTOP, timeout_s=4)
 
-    told = r"rank 2 (at step|while|before|after) .*: held up the run until the 4 s that --timeout allows were over"
+    told = (
+        r"rank 2 (at step|while|before|after) .*: is stopped by a signal and held up the run until the 4 s that --timeout "
+        "allows were over"
+    )
     assert re.match(told, message)
     assert "waited for rank 2 to" in message
     assert wait_until_gone(pids) == []
@@ -364,8 +367,8 @@ def test_ranks_end_when_their_caller_is_killed_even_one_that_is_stopped(stopped:
     code = """
 import sys
 from hand_plans import relay_chain
-from shardroute.executors.interpret import compile_plan
-from shardroute.executors.processes import ProcessSession
+from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.launching.processes import ProcessSession
 plan = relay_chain(6, n_elements=8, n_chunks=2000)
 with ProcessSession(plan, compile_plan(plan)[0], digest=plan.digest, timeout_s=60, n_trials=500) as session:
     session.run(lambda done: done and print(*session.pids, flush=True))
@@ -448,7 +451,7 @@ def test_a_calibration_of_this_machine_can_be_saved_and_read(tmp_path: Path) -> 
 
 
 def test_more_ranks_than_the_system_has_open_files_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardroute.executors.processes.files_needed", lambda n_ranks: 2**62)
+    monkeypatch.setattr("shardroute.executors.launching.processes.files_needed", lambda n_ranks: 2**62)
 
     with pytest.raises(InputError, match=r"running 6 ranks takes .* open files .*ulimit -Hn.* or plan for fewer ranks"):
         run_plan(rows_to_columns())

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardroute.executors.arenas import Arena
-from shardroute.executors.drop_ins import read_mesh, read_placement
-from shardroute.executors.tensors import local_bytes
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.resharding.drop_ins import read_mesh, read_placement
+from shardroute.executors.resharding.tensors import local_bytes
 from shardroute.planner.layouts.placements import Partial, Replicate, Shard
 from shardroute.topologies.errors import InputError
 

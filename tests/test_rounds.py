@@ -6,11 +6,11 @@ from hand_plans import gathered, lane_ordered, relay_chain, rows_to_columns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.executors.interpret import Programs, compile_plan
-from shardroute.executors.messages import NO_ROWS, Messages, lay_messages
-from shardroute.executors.multicasts import find_multicasts
-from shardroute.executors.rounds import Ring, find_groups, find_rounds
-from shardroute.executors.signals import Tells, lay_signals
+from shardroute.executors.interpreting.interpret import Programs, compile_plan
+from shardroute.executors.messages.messages import NO_ROWS, Messages, lay_messages
+from shardroute.executors.messages.multicasts import find_multicasts
+from shardroute.executors.messages.rounds import Ring, find_groups, find_rounds
+from shardroute.executors.messages.signals import Tells, lay_signals
 from shardroute.planner.plans import Plan
 
 PLANS = {

@@ -124,7 +124,7 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True)
 class TileCost:
-    """CPU time of attention on blocks of keys (executors.attention), by what its tiles are made of.
+    """CPU time of attention on blocks of keys (executors.attention.kernels), by what its tiles are made of.
 
     score_s     of each score; product_s of each score and unit of a head's width, for the matrix products
     mask_s      of each score more in a tile that is masked in part

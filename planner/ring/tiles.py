@@ -1,6 +1,6 @@
 """Tiles: the parts of a score matrix that attention on CPUs works on at a time; how many there are is what predicting costs.
 
-Rule: executors.attention loops over exactly these tiles. Scores of a tile stay in a level-2 cache (512 x 512 float64 are 2 MiB);
+Rule: the kernels of executors.attention loop over exactly these. A tile of scores stays in a level-2 cache (2 MiB of float64);
 a tile that is masked altogether is left out, and one that is masked in part is computed whole.
 """
 

@@ -13,11 +13,11 @@ sys.path.append(str(HERE))  # for conformance_plans, which ranks import too
 
 from conformance_plans import CASES, N_RANKS  # noqa: E402  # needs the path
 
-from shardroute.executors.launches import _LAUNCHERS  # noqa: E402
-from shardroute.executors.libraries import MPI, ON_GPUS, load_library  # noqa: E402
-from shardroute.executors.mpiexec import find_mpiexec  # noqa: E402
-from shardroute.executors.ranks import PROCESSES  # noqa: E402
+from shardroute.executors.launching.launches import _LAUNCHERS  # noqa: E402
+from shardroute.executors.launching.mpiexec import find_mpiexec  # noqa: E402
+from shardroute.executors.launching.ranks import PROCESSES  # noqa: E402
 from shardroute.executors.run import TRANSPORTS, run_plan  # noqa: E402
+from shardroute.executors.transports.libraries import MPI, ON_GPUS, load_library  # noqa: E402
 from shardroute.planner.plan_files import save_plan  # noqa: E402
 from shardroute.planner.plans import Plan  # noqa: E402
 from shardroute.topologies.errors import InputError  # noqa: E402

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rank_main import run_cases
 
-from shardroute.executors import libraries, messages
-from shardroute.executors.libraries import load_library
-from shardroute.executors.transports import Place
+from shardroute.executors.messages import messages
+from shardroute.executors.transports import libraries
+from shardroute.executors.transports.libraries import load_library
+from shardroute.executors.transports.seam import Place
 
 TWIN = "torch-cpu"
 # Small windows and messages, so that places in windows are given again and rounds are cut into groups.

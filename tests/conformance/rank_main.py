@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 from conformance_plans import CASES, N_RANKS, all_to_all
 
-from shardroute.executors.interpret import compile_plan
-from shardroute.executors.launched import run_launched
-from shardroute.executors.launches import find_place
-from shardroute.executors.libraries import load_library
-from shardroute.executors.messages import lay_messages
-from shardroute.executors.resharders import Resharder
+from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.launching.launched import run_launched
+from shardroute.executors.launching.launches import find_place
+from shardroute.executors.messages.messages import lay_messages
+from shardroute.executors.resharding.resharders import Resharder
 from shardroute.executors.run import run_as_rank
-from shardroute.executors.transports import Deadline, Place, World
+from shardroute.executors.transports.libraries import load_library
+from shardroute.executors.transports.seam import Deadline, Place, World
 from shardroute.planner.plan_files import load_plan
 from shardroute.topologies.errors import RunError
 

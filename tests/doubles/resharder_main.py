@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from hand_plans import column_shards, row_shards
 
-from shardroute.executors.libraries import load_library
-from shardroute.executors.resharders import Resharder
-from shardroute.executors.transports import Deadline, Place
+from shardroute.executors.resharding.resharders import Resharder
+from shardroute.executors.transports.libraries import load_library
+from shardroute.executors.transports.seam import Deadline, Place
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies.errors import InputError, RunError

@@ -1,8 +1,8 @@
 """`torch-nccl` with CPU tensors over gloo: the same groups, streams that do everything at once."""
 
-from shardroute.executors import gloo, torch_nccl
-from shardroute.executors.torch_nccl import TorchWorld
-from shardroute.executors.transports import Deadline, Place
+from shardroute.executors.transports import gloo, torch_nccl
+from shardroute.executors.transports.seam import Deadline, Place
+from shardroute.executors.transports.torch_nccl import TorchWorld
 
 listen, preload, missing = gloo.listen, gloo.preload, gloo.missing
 

@@ -6,11 +6,11 @@ from hand_plans import gathered, lane_ordered, relay_chain, rows_to_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardroute.executors.blocks import LINEAR
-from shardroute.executors.interpret import compile_plan
-from shardroute.executors.memories import Part
+from shardroute.executors.interpreting.blocks import LINEAR
+from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.interpreting.memories import Part
+from shardroute.executors.interpreting.strides import coalesce
 from shardroute.executors.run import run_plan
-from shardroute.executors.strides import coalesce
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.routing import gather_broadcast
 from shardroute.planner.routing.strategies import make_plan, pieces_of

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from message_oracle import run_messages
 
-from shardroute.executors import exchanges, messages
-from shardroute.executors.interpret import compile_plan
-from shardroute.executors.messages import lay_messages
-from shardroute.executors.rounds import find_rounds
+from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.messages import messages
+from shardroute.executors.messages.messages import lay_messages
+from shardroute.executors.messages.rounds import find_rounds
+from shardroute.executors.transports import exchanges
 from shardroute.planner.plans import SOURCE, TARGET, Lane, Op, Plan
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan

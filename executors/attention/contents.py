@@ -1,0 +1,193 @@
+"""What an attention run is given and what must come out: known inputs, and the comparison with attention on one device.
+
+Rule: an input element follows from its tensor and its index in the whole tensor, so every rank fills its own part, and whoever
+asks for the run makes the whole to compute what one device would. Outputs are compared element by element, as shares of the
+largest magnitude in their tensor or of 1, whichever is more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.executors.attention.references import MAX_REFERENCE_FLOPS, Doubles, one_device, reference_flops
+from shardroute.executors.interpreting.computers import NUMPY_DTYPES
+from shardroute.executors.interpreting.memories import Holdings
+from shardroute.executors.interpreting.patterns import Finding, find_strays, scatter
+from shardroute.planner.plans import Plan
+from shardroute.planner.ring.tensors import Pass
+from shardroute.planner.ring.workloads import LSE, Attention
+from shardroute.topologies.errors import InputError
+
+# What rounding may amount to, by dtype.
+TOLERANCES: Final[Mapping[str, float]] = {"f32": 1e-5, "f64": 1e-10}
+# Inputs lie evenly in -2 to 2, so that scores (their products over sqrt(width)) differ enough for softmax to matter.
+_SPAN: Final = 4.0
+
+
+_HEAD, _EXPECTED = "contents.head", "contents.expected."
+
+
+class _Head(msgspec.Struct):
+    attention: Attention
+    tensors: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contents:
+    """Of one plan: its call, its tensors (name, dtype) and, by tensor, what one device computes, flat and row-major.
+
+    `expected` has the outputs that are compared, and o and lse where the plan is given them; none where comparing would take too
+    long. `about` says against what, or why not.
+    """
+
+    attention: Attention
+    tensors: Sequence[tuple[str, str]]
+    expected: Mapping[str, Doubles]
+    about: str = ""
+
+    def columns(self) -> dict[str, NDArray[np.generic]]:
+        """All of it as arrays, to be shared with ranks."""
+        head = {"attention": asdict(self.attention), "tensors": self.tensors}
+        text = np.frombuffer(msgspec.json.encode(head), np.uint8)
+        return {_HEAD: text} | {_EXPECTED + name: array for name, array in self.expected.items()}
+
+    @classmethod
+    def of(cls, columns: Mapping[str, NDArray[np.generic]]) -> Self | None:
+        """The contents that `columns` took apart, if they are there."""
+        if _HEAD not in columns:
+            return None
+        head = msgspec.json.decode(columns[_HEAD].tobytes(), type=_Head)
+        expected = {
+            name.removeprefix(_EXPECTED): array.astype(np.float64, copy=False)
+            for name, array in columns.items()
+            if name.startswith(_EXPECTED)
+        }
+        return cls(head.attention, head.tensors, expected)
+
+    @property
+    def tolerance(self) -> float:
+        """The share by which an element may differ."""
+        return TOLERANCES[self.attention.dtype]
+
+    def fill(self, arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
+        """Write the inputs into every source fragment of the rank."""
+        for row in _rows(holdings, rank, target=False):
+            name, dtype = self.tensors[int(holdings.tensor[row])]
+            index = _index(holdings, row)
+            given = self.expected[name][index] if name in ("o", LSE) else values(name, index)
+            _view(arena, holdings, row, dtype)[...] = given
+
+    def verify(
+        self, arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: int, slots_at: int
+    ) -> tuple[Finding, float]:
+        """Compare the rank's outputs where something is expected; what was found, and the largest difference."""
+        n_bytes = n_wrong = 0
+        tensor = first = -1
+        worst = 0.0
+        largest = {name: magnitude(expected) for name, expected in self.expected.items()}
+        for row in _rows(holdings, rank, target=True):
+            number = int(holdings.tensor[row])
+            name, dtype = self.tensors[number]
+            if name not in self.expected:
+                continue
+            index, view = _index(holdings, row), _view(arena, holdings, row, dtype)
+            off = difference(view, self.expected[name][index]) / largest[name]
+            n_bytes += view.nbytes
+            worst = max(worst, float(off.max(initial=0.0)))
+            wrong = ~(off <= self.tolerance)
+            if wrong.any():
+                n_wrong += int(np.count_nonzero(wrong)) * view.itemsize
+                if tensor < 0:
+                    tensor, first = number, int(index[wrong].min())
+        n_stray, stray = find_strays(arena, holdings, rank, target_at, slots_at)
+        return Finding(n_bytes, n_wrong, tensor, first, n_stray, stray), worst
+
+
+def contents_of(plan: Plan, *, compare: bool = True) -> Contents:
+    """The contents for a run of a plan that computes attention; with compare=False nothing is expected.
+
+    Outputs that one device would take minutes for are not compared. Raises InputError for dtypes that NumPy doesn't compute in,
+    and for a backward pass that has to be given the o and lse of a call of that size.
+    """
+    attention = plan.attention
+    assert attention is not None
+    for tensor in plan.problem.tensors:
+        if tensor.dtype not in NUMPY_DTYPES:
+            raise InputError(
+                f"tensor {tensor.name} is {tensor.dtype}, and attention on processes is computed in {' or '.join(NUMPY_DTYPES)}; "
+                "plan with --dtype f32"
+            )
+    what = Pass(dict(plan.problem.about)["pass"])
+    tensors = [(tensor.name, tensor.dtype) for tensor in plan.problem.tensors]
+    if not compare and what is not Pass.BACKWARD:
+        return Contents(attention, tensors, {}, "not compared, as asked")
+    n_flops = reference_flops(attention, what)
+    if n_flops > MAX_REFERENCE_FLOPS:
+        if what is Pass.BACKWARD:
+            raise InputError(
+                "a backward pass is given the o and lse that one device computes, which takes too long for this call; plan "
+                f"--pass {Pass.RECOMPUTE}, which computes them on its ranks"
+            )
+        why = f"not compared: one device takes {n_flops:.2g} FLOP, and above {MAX_REFERENCE_FLOPS:.0e} comparing is left out"
+        return Contents(attention, tensors, {}, why)
+    found = one_device(attention, _inputs(plan, attention), backward=what is not Pass.FORWARD)
+    expected = {name: array.ravel() for name, array in found.items()}
+    return Contents(attention, tensors, expected, "attention on one device in float64")
+
+
+def _inputs(plan: Plan, attention: Attention) -> dict[str, Doubles]:
+    """q, k, v and, if it is given, do: whole, as [batch, tokens, heads, width], rounded as the ranks hold them."""
+    inputs = {}
+    for tensor in plan.problem.tensors:
+        if tensor.name in ("q", "k", "v", "do"):
+            shape = (attention.batch, attention.n_tokens, *tensor.shape[-2:])
+            given = values(tensor.name, np.arange(tensor.n_elements))
+            inputs[tensor.name] = given.astype(NUMPY_DTYPES[tensor.dtype]).astype(np.float64).reshape(shape)
+    return inputs
+
+
+def values(tensor: str, index: NDArray[np.int64]) -> Doubles:
+    """The input elements of a tensor at these row-major indices."""
+    seed = scatter(np.array([int.from_bytes(tensor.encode(), "little")], dtype=np.uint64))
+    share = (scatter(index.astype(np.uint64) + seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((share - 0.5) * _SPAN)
+
+
+def difference(found: NDArray[np.generic], expected: Doubles) -> Doubles:
+    """How far each element is from what it should be; 0 where both are the same infinity, and NaN is far from everything."""
+    got = found.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(got - expected)
+    return np.where(got == expected, 0.0, np.where(np.isnan(off), np.inf, off))
+
+
+def magnitude(expected: Doubles) -> float:
+    """The largest magnitude of a tensor's finite elements, at least 1."""
+    finite = expected[np.isfinite(expected)]
+    return max(1.0, float(np.abs(finite).max(initial=0.0)))
+
+
+def _rows(holdings: Holdings, rank: int, *, target: bool) -> list[int]:
+    first, last = int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])
+    rows: list[int] = (np.flatnonzero(holdings.target[first:last] == target) + first).tolist()
+    return rows
+
+
+def _index(holdings: Holdings, row: int) -> NDArray[np.int64]:
+    """The row-major index in the whole tensor of each element of a fragment."""
+    box = int(holdings.box[row])
+    index = np.zeros((1,) * holdings.lo.shape[1], dtype=np.int64)
+    for dim, (lo, n, step) in enumerate(zip(holdings.lo[box], holdings.extent[box], holdings.index_stride[box], strict=True)):
+        along = (np.arange(n) + lo) * step
+        index = index + along.reshape(-1, *(1,) * (holdings.lo.shape[1] - dim - 1))
+    return index
+
+
+def _view(arena: NDArray[np.uint8], holdings: Holdings, row: int, dtype: str) -> NDArray[np.generic]:
+    box = int(holdings.box[row])
+    shape, strides = tuple(holdings.extent[box].tolist()), tuple(holdings.stride[box].tolist())
+    return np.ndarray(shape, NUMPY_DTYPES[dtype], arena.data, int(holdings.address[row]), strides)

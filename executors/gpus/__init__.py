@@ -1,0 +1,1 @@
+"""GPUs of this host: memory, streams, events, and what of NVIDIA's stack is here."""

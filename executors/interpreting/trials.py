@@ -1,0 +1,75 @@
+"""What a rank does over any transport: fill, line up, drive, line up, verify, as often as asked.
+
+Rule: everything that happens is written to the board; nothing is returned.
+"""
+
+import time
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.executors.interpreting.drive import drive
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.interpreting.patterns import Finding, arm, fill_sources, verify
+from shardroute.executors.launching.boards import Board
+from shardroute.executors.transports.seam import Enqueuing, Transport
+
+
+class Job(Protocol):
+    """What a rank is given before a trial, computes in it, and must have after it."""
+
+    def fill(self) -> None:
+        """Write the source buffers."""
+
+    def compute(self, step: int) -> None:
+        """Do what the rank computes in a step, if anything."""
+
+    def verify(self) -> tuple[Finding, float]:
+        """What was found in the destination buffers, and the largest difference where numbers are compared."""
+
+
+class Moving:
+    """The job of a plan that only moves: known bytes, which must arrive as they were."""
+
+    def __init__(self, programs: Programs, memory: NDArray[np.uint8], rank: int) -> None:
+        self._programs, self._memory, self._rank = programs, memory, rank
+
+    def fill(self) -> None:
+        fill_sources(self._memory, self._programs.holdings, self._rank)
+
+    def compute(self, step: int) -> None:
+        """Nothing."""
+
+    def verify(self) -> tuple[Finding, float]:
+        programs, rank = self._programs, self._rank
+        return verify(self._memory, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank])), 0.0
+
+
+def run_trials(
+    programs: Programs, board: Board, memory: NDArray[np.uint8], driver: int, transport: Transport | Enqueuing,
+    job: Job | None = None,
+) -> None:  # fmt: skip
+    """Run all trials of the board as a driver of the rank whose arena `memory` is; the one that moves also fills and verifies."""
+    rank = driver % programs.n_ranks
+    moves = driver == rank
+    job = Moving(programs, memory, rank) if job is None else job
+    target_at = int(programs.target_at[rank])
+    at_step = board.at_step[driver : driver + 1]
+    if moves:
+        job.fill()
+    for trial in range(len(board.began_s)):
+        transport.begin(trial)
+        at_step[0] = -1
+        if moves:
+            arm(memory, target_at)
+        transport.barrier()
+        board.phase[driver] = 2 * trial + 1
+        board.began_s[trial, driver] = time.monotonic()
+        drive(programs, driver, transport, board.start_s[trial], board.end_s[trial], at_step, job.compute)
+        at_step[0] = len(programs.cells.ptr) - 1
+        transport.barrier()
+        board.phase[driver] = 2 * trial + 2
+        if moves:
+            finding, board.worst[trial, rank] = job.verify()
+            board.found[trial, rank] = [getattr(finding, name) for name in Finding.__slots__]

@@ -1,0 +1,133 @@
+"""Ranks of transport `mpi` on this machine, started by MPI's own launcher, which no rank of MPI can do without.
+
+Rule: the plan and what the ranks found go through files in a folder that only this user can read, gone with the session.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+
+from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.interpreting.patterns import Finding
+from shardroute.executors.launching.launched import run_launched
+from shardroute.executors.launching.launches import find_place
+from shardroute.executors.launching.processes import ONE_THREAD, uninterrupted
+from shardroute.executors.messages.messages import lay_messages
+from shardroute.executors.transports.mpi import connect
+from shardroute.executors.transports.seam import Deadline, LateError, Progress, Trial
+from shardroute.planner.plan_files import load_plan, save_plan
+from shardroute.planner.plans import Plan
+from shardroute.topologies.errors import InputError, RunError
+
+_POLL_S: Final = 0.05
+# Ranks report a passed deadline themselves; after this much more, for starting and ending too, the caller does it for them.
+_GRACE_S: Final = 10.0
+_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
+    "from shardroute.executors.launching.mpiexec import rank_main; sys.exit(rank_main(sys.argv[1]))"  # fmt: skip
+
+
+class MpiexecSession:
+    """A Session of processes that mpiexec starts. Raises InputError when there is no mpiexec."""
+
+    def __init__(self, plan: Plan, *, timeout_s: float, n_trials: int) -> None:
+        launcher = find_mpiexec()
+        self._timeout_s, self._n_trials = timeout_s, n_trials
+        self._deadline = Deadline.after(timeout_s + _GRACE_S)
+        self._folder = Path(tempfile.mkdtemp(prefix="shardroute-"))
+        save_plan(plan, self._folder / "run.plan")
+        (self._folder / "request").write_text(f"{n_trials} {timeout_s!r}")
+        with open(self._folder / "errors", "wb") as errors:
+            self._process = subprocess.Popen(
+                [launcher, "-n", str(plan.problem.n_ranks), sys.executable, "-c", _BOOT, str(self._folder), json.dumps(sys.path)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+                env=os.environ | ONE_THREAD,
+            )  # fmt: skip
+
+    def run(self, progress: Progress | None = None) -> Sequence[Trial]:
+        """What the ranks saw and found. Raises RunError with what they said when they failed."""
+        while self._process.poll() is None:
+            if self._deadline.left_s <= 0:
+                raise RunError(f"the ranks still ran {_GRACE_S:g} s after the {self._timeout_s:g} s that --timeout allows")
+            if progress is not None:
+                progress(0.0)
+            time.sleep(_POLL_S)
+        if self._process.returncode != 0 or not (self._folder / "trials.npz").exists():
+            raise RunError(self._failure())
+        if progress is not None:
+            progress(1.0)
+        with np.load(self._folder / "trials.npz", allow_pickle=False) as found:
+            began_s, start_s, end_s, findings = (found[name] for name in ("began_s", "start_s", "end_s", "findings"))
+        return [
+            Trial(float(began_s[k]), start_s[k], end_s[k], [Finding(*row) for row in findings[k].tolist()])
+            for k in range(self._n_trials)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with uninterrupted():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGTERM if self._process.poll() is None else signal.SIGKILL)
+            try:
+                self._process.wait(_GRACE_S)  # mpiexec ends its ranks when it is asked to end
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _failure(self) -> str:
+        words = sorted(path.read_text() for path in self._folder.glob("words-*"))
+        if words:
+            return "; ".join(words)
+        said = (self._folder / "errors").read_text(errors="replace").strip().splitlines()
+        return f"mpiexec ended with exit code {self._process.returncode}: {' '.join(said[-3:]) or 'it said nothing'}"
+
+
+def find_mpiexec() -> str:
+    """The launcher beside this Python, or else on the path. Raises InputError when there is none."""
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    found = beside or shutil.which("mpiexec")
+    if found is None:
+        raise InputError("no mpiexec was found to start ranks with; `pip install 'shardroute[mpi]'` brings MPICH's")
+    return found
+
+
+def rank_main(folder: str) -> int:
+    """What each process that mpiexec starts does; its exit code."""
+    place = find_place()
+    assert place is not None
+    world = None
+    try:
+        n_trials, timeout_s = (Path(folder) / "request").read_text().split()
+        deadline = Deadline.after(float(timeout_s))
+        plan = load_plan(Path(folder) / "run.plan")
+        world = connect(place, deadline)
+        programs, buffers = compile_plan(plan)
+        messages = lay_messages(plan, programs, buffers)
+        trials = run_launched(world, plan, programs, messages, n_trials=int(n_trials), deadline=deadline)
+    except (RunError, LateError) as error:
+        (Path(folder) / f"words-{place.rank:06}").write_text(str(error))
+        if world is not None:
+            world.abandon()
+        return 1
+    world.close()
+    if trials:
+        np.savez(
+            Path(folder) / "trials.npz", began_s=[t.began_s for t in trials], start_s=[t.start_s for t in trials],
+            end_s=[t.end_s for t in trials],
+            findings=[[[getattr(f, name) for name in Finding.__slots__] for f in t.findings] for t in trials],
+        )  # fmt: skip
+    return 0

@@ -1,0 +1,1 @@
+"""Calibrations fitted to what this machine does."""

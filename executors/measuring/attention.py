@@ -1,0 +1,134 @@
+"""What attention takes on this machine's cores: the tables attend_*, grad_* and sums of a calibration.
+
+The kernels that ranks run are run here on every kind of tile: large and small, wide and narrow heads, masked and not. Five costs,
+none negative, are fitted to the CPU time that each took, weighted as shares, so that small tiles count as much as large ones.
+
+CPU time, not time, so that whatever else the machine does is left out; and in a process of its own, whose linear algebra has one
+thread as that of ranks has.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from shardroute.executors.attention.kernels import Block, add, attend, grad, merge
+from shardroute.executors.interpreting.computers import NUMPY_DTYPES
+from shardroute.executors.launching.processes import ONE_THREAD
+from shardroute.planner.ring.chunks import chunks_of
+from shardroute.planner.ring.tiles import Work, work
+from shardroute.planner.ring.workloads import Attention, SequenceLayout
+from shardroute.topologies.costs import COST_TABLES, TileCost
+from shardroute.topologies.errors import RunError
+
+# Tokens, heads, KV heads and width: tiles of 512 x 512 down to 64 x 64, also of several heads on one KV head; each some 10 ms.
+_CASES: Final = (
+    (2048, 1, 1, 64), (1024, 1, 1, 16), (1024, 1, 1, 128), (512, 4, 4, 128), (256, 8, 8, 64), (128, 16, 16, 32), (64, 32, 32, 64),
+    (256, 16, 4, 64), (128, 32, 8, 32), (512, 8, 2, 32),
+)  # fmt: skip
+# Enough that the fastest of each met no interrupt; they take 3 s of CPU time in all.
+_REPEATS: Final = 5
+# Of a partial output or gradient that is added up: between the caches and what a large call has.
+_SUM_SHAPE: Final = (1, 4096, 8, 64)
+_BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from shardroute.executors.measuring.attention import kernel_figures; print(json.dumps(kernel_figures()))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A case's work, by the parts that `TileCost` has costs of, in its order; and its CPU seconds."""
+
+    parts: tuple[float, ...]
+    seconds: float
+
+
+def attention_figures(timeout_s: float) -> dict[str, float]:
+    """The figures of the tables, by key (attend_f32.score), in SI. Raises RunError when measuring fails or takes too long."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+            env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=timeout_s, check=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RunError(f"measuring attention took over {timeout_s:g} s; is the machine busy? Measure when it is idle") from None
+    except subprocess.CalledProcessError as error:
+        raise RunError(f"measuring attention failed: {error.stderr.strip().splitlines()[-1:]}") from error
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def kernel_figures() -> dict[str, float]:
+    """The same, measured in this process."""
+    figures: dict[str, float] = {}
+    for dtype in NUMPY_DTYPES:
+        samples = [
+            _measured(Attention((n,), 1, heads, kv_heads, width, causal=causal, layout=SequenceLayout.CONTIGUOUS, dtype=dtype))
+            for n, heads, kv_heads, width in _CASES
+            for causal in (False, True)
+        ]
+        for table, found in zip((f"attend_{dtype}", f"grad_{dtype}"), zip(*samples, strict=True), strict=True):
+            figures |= {f"{table}.{key}": cost for key, cost in zip(COST_TABLES[table][1], _fitted(found), strict=True)}
+    return figures | _sums()
+
+
+def _measured(call: Attention) -> tuple[_Sample, _Sample]:
+    """Attention of a whole call to itself, forward and backward."""
+    chunks, random = chunks_of(call), np.random.default_rng(0)
+    dtype = NUMPY_DTYPES[call.dtype]
+    names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+    shapes = {name: (1, call.n_tokens, call.heads_of(name), call.head_dim) for name in names}
+    arrays = {name: random.random(shape).astype(dtype) - 0.5 for name, shape in shapes.items()}
+    arrays["lse"] = np.zeros(shapes["q"][:3], dtype)
+    queries = [Block(chunks.rows, 0, {name: arrays[name] for name in ("q", "o", "lse", "do", "dq")})]
+    keys = [Block(chunks.rows, 0, {name: arrays[name] for name in ("k", "v", "dk", "dv")})]
+    served = call.n_heads // call.n_kv_heads
+    parts = _parts(work(call, chunks.rows, 0, chunks.rows, 0, served).times(call.n_kv_heads), call.head_dim)
+    forward_s = _fastest(lambda: attend(call, queries, keys, fresh=True))
+    backward_s = _fastest(lambda: grad(call, queries, keys, fresh_dq=True, fresh_dkv=True))
+    return _Sample(parts, forward_s), _Sample(parts, backward_s)
+
+
+def _parts(found: Work, width: int) -> tuple[float, ...]:
+    return tuple(map(float, (found.n_scores, found.n_scores * width, found.n_masked, found.n_edges * width, found.n_tiles)))
+
+
+def _fitted(samples: tuple[_Sample, ...]) -> tuple[float, ...]:
+    """Costs of the parts by least squares of shares: costs that come out negative are set to 0, and the others fitted again."""
+    shares = np.array([sample.parts for sample in samples]) / np.array([[sample.seconds] for sample in samples])
+    used = list(range(shares.shape[1]))
+    while True:
+        costs = np.linalg.lstsq(shares[:, used], np.ones(len(samples)), rcond=None)[0]
+        if (costs >= 0).all():
+            break
+        used = [part for part, cost in zip(used, costs, strict=True) if cost >= 0]
+    found = np.zeros(shares.shape[1])
+    found[used] = costs
+    fitted = TileCost(*found.tolist())
+    return tuple(getattr(fitted, name) for name in TileCost.__slots__)
+
+
+def _sums() -> dict[str, float]:
+    """Rates of adding and merging, in bytes of what is added."""
+    out, other = (np.ones(_SUM_SHAPE, np.float32) for _ in range(2))
+    lse, found = (np.zeros(_SUM_SHAPE[:3], np.float32) for _ in range(2))
+    return {
+        "sums.add_bandwidth": out.nbytes / _fastest(lambda: add(out, [other], fresh=False)),
+        "sums.merge_bandwidth": out.nbytes / _fastest(lambda: merge(out, lse, [(other, found)], fresh=False)),
+    }
+
+
+def _fastest(run: Callable[[], None]) -> float:
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        began_s = time.thread_time()
+        run()
+        times.append(time.thread_time() - began_s)
+    return min(times)

@@ -1,0 +1,199 @@
+"""What this machine's processes cost: a calibration fitted to runs of small plans by the very executor that it will predict.
+
+The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_runs * run_s +
+n_bytes / copy_Bps of CPU time, and wait_s more when it waits for another rank's step; ranks that have work share `cores` cores.
+
+Four kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, one of short rows, none of them
+in a cache. Their median times are four equations with four unknowns. Then twice as many ranks as there are CPUs copy at once; the
+CPU time that the model says this takes, over the time that it took, is `cores`. Then many pairs of ranks play ping-pong with
+tiny pieces, so that every step sleeps and is woken while all cores have work: what the model can't explain otherwise is wait_s.
+"""
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardroute.executors.launching.processes import machine_text
+from shardroute.executors.measuring.attention import attention_figures
+from shardroute.executors.run import run_plan
+from shardroute.planner.backends.runs import step_runs
+from shardroute.planner.layouts.fragments import Fragments, Ints
+from shardroute.planner.layouts.tensors import Layout, Tensor
+from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
+from shardroute.planner.problems import Problem
+from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
+from shardroute.topologies.errors import RunError
+from shardroute.topologies.machines import load_machine
+from shardroute.topologies.topologies import build_topology
+
+MACHINE = "cpu-processes"
+LIBRARY = "processes"
+_REPEATS, _REPEATS_TOGETHER = 3, 5
+# Steps of each kind: enough that each kind takes some 10 ms, which is long against a scheduler's tick of 1 to 4 ms.
+_N_SINGLE, _N_MANY, _N_LARGE, _N_SHORT = 2000, 16, 24, 24
+_PIECES_OF_MANY = 500
+# Pieces are bf16 boxes that take half of each row, like a weight split by columns: (rows, columns), of 128 B, 4 KiB and 2 MiB;
+# the short ones have rows of 12 B, as a weight has that was shrunk with --scale.
+_TINY, _SMALL, _LARGE, _SHORT = (4, 16), (8, 256), (2048, 512), (2**15, 6)
+# Turns of each pair of ranks that play ping-pong.
+_N_TURNS = 400
+# What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
+_TOGETHER_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A tensor whose rows lie on source ranks, and the left half of whose columns goes to destination ranks, in equal pieces."""
+
+    tensor: Tensor
+    source: Fragments
+    target: Fragments
+    boxes: Boxes
+
+
+def calibrate_here(timeout_s: float = 60.0) -> Calibration:
+    """The costs of transport `processes` on this machine, measured now; takes some seconds.
+
+    Raises RunError when what was measured contradicts the model (the machine is busy with something else), or a run fails.
+    """
+    load = os.getloadavg()[0]
+    launch_s, piece_s, run_s, copy_Bps = _alone(timeout_s)
+    cores = _together(launch_s, piece_s, run_s, copy_Bps, timeout_s)
+    wait_s = _ping_pong(launch_s + piece_s + _TINY[0] * run_s, cores, timeout_s)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
+    source = f"measured on {today} on {where} by running plans, see executors/measuring/copies.py"
+    steps = {"step.launch": launch_s, "step.piece": piece_s, "step.wait": wait_s, "step.run": run_s}
+    cpus = {"cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
+    attended = f"measured on {today} on {where} by running attention, see executors/measuring/attention.py"
+    figures = [  # in the order of a calibration file
+        calibration_figure(key, float(f"{value:.3g}"), from_where)
+        for values, from_where in ((steps, source), (attention_figures(timeout_s), attended), (cpus, source))
+        for key, value in values.items()
+    ]
+    return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
+
+
+def _alone(timeout_s: float) -> tuple[float, float, float, float]:
+    """launch_s, piece_s, run_s and copy_Bps, from one rank that copies to another while nothing else runs."""
+    n_pieces = [1] * _N_SINGLE + [_PIECES_OF_MANY] * _N_MANY + [1] * (_N_LARGE + _N_SHORT)
+    sizes = {
+        "tiny": (_N_SINGLE, _TINY),
+        "small": (_N_MANY * _PIECES_OF_MANY, _SMALL),
+        "large": (_N_LARGE, _LARGE),
+        "short": (_N_SHORT, _SHORT),
+    }
+    plan = _copies([_rows(name, [(0, 1)], n, piece) for name, (n, piece) in sizes.items()], n_pieces, [(0, 1)] * len(n_pieces))
+    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
+    kind = np.repeat(np.arange(4), [_N_SINGLE, _N_MANY, _N_LARGE, _N_SHORT])[:-1]
+    # From start to start, so that what lies between two steps (marks, clocks) is counted as part of launching.
+    medians = np.array([np.median(np.diff(start_s)[kind == k]) for k in range(4)])
+    example = np.array([0, _N_SINGLE, _N_SINGLE + _N_MANY, -1])
+    model = np.stack([np.ones(4), plan.step_pieces[example], step_runs(plan)[example], plan.step_bytes[example]], axis=1)
+    launch_s, piece_s, run_s, byte_s = np.linalg.solve(model, medians).tolist()
+    if launch_s < 0 or piece_s < 0 or byte_s <= 0:
+        raise RunError(
+            f"steps took {medians.tolist()} s, which no such costs explain; is the machine busy? Measure when it is idle"
+        )
+    return launch_s, piece_s, max(run_s, 0.0), 1 / byte_s
+
+
+def _together(launch_s: float, piece_s: float, run_s: float, copy_Bps: float, timeout_s: float) -> float:
+    """cores, from a ring of ranks that all copy to the next at the same time."""
+    n_cpus = _n_cpus()
+    n_ranks = 2 * n_cpus
+    n_each = max(1, _TOGETHER_BYTES // n_ranks // (_LARGE[0] * _LARGE[1] * 2))
+    ring = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
+    plan = _copies(
+        [_rows("ring", ring, n_each, _LARGE)], [1] * (n_ranks * n_each), [pair for pair in ring for _ in range(n_each)]
+    )
+    # The fastest trial: whatever else the machine did meanwhile can only have taken cores away.
+    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
+    work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(step_runs(plan).sum()) * run_s
+    work_s += int(plan.step_bytes.sum()) / copy_Bps
+    return min(work_s / measured_s, float(n_cpus))
+
+
+def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
+    """wait_s, from pairs of ranks that send each other tiny pieces in turn; step_s is what a step costs otherwise."""
+    n_pairs = 4 * _n_cpus()
+    there = [(2 * i, 2 * i + 1) for i in range(n_pairs)]
+    back = [(b, a) for a, b in there]
+    rows = _rows("ping", there + back, _N_TURNS // 2, _TINY)
+    # The pieces lie pair by pair; the steps go turn by turn, each after the pair's turn before it.
+    player, turn = np.meshgrid(np.arange(n_pairs), np.arange(_N_TURNS))
+    order = ((turn % 2) * n_pairs + player) * (_N_TURNS // 2) + turn // 2
+    after = np.where(turn > 0, np.arange(order.size).reshape(order.shape) - n_pairs, -1).ravel()
+    pairs = [pair for pair in there + back for _ in range(_N_TURNS // 2)]
+    plan = _copies([rows], [1] * order.size, pairs, order.ravel(), after)
+    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
+    return max(0.0, measured_s * cores / len(plan.steps) - step_s)
+
+
+def _n_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _rows(name: str, pairs: Sequence[tuple[int, int]], n_pieces: int, piece: tuple[int, int]) -> _Rows:
+    """`n_pieces` pieces of (rows, columns) for each (source, destination) pair."""
+    n_rows, n_columns = piece
+    shape = (len(pairs) * n_pieces * n_rows, 2 * n_columns)
+    first = np.arange(len(pairs), dtype=np.int64) * n_pieces * n_rows
+    source = Fragments.dense(shape, [a for a, _ in pairs], *_boxes(first, n_pieces * n_rows, 2 * n_columns))
+    target = Fragments.dense(shape, [b for _, b in pairs], *_boxes(first, n_pieces * n_rows, n_columns))
+    pieces = _boxes(np.arange(len(pairs) * n_pieces, dtype=np.int64) * n_rows, n_rows, n_columns)
+    return _Rows(Tensor(name, shape, "bf16"), source, target, Boxes(*pieces))
+
+
+def _boxes(first_row: Ints, n_rows: int, n_columns: int) -> tuple[Ints, Ints]:
+    lo = np.stack([first_row, np.zeros_like(first_row)], axis=1)
+    return lo, lo + np.array([n_rows, n_columns])
+
+
+def _copies(
+    rows: Sequence[_Rows],
+    n_pieces: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    order: Ints | None = None,
+    after: Ints | None = None,
+) -> Plan:
+    """The plan that copies all pieces: bundle i takes the next n_pieces[i] from rank pairs[i][0] to rank pairs[i][1].
+
+    Steps carry the bundles in turn, or in `order`; `after` is for each step the one that it waits for, -1 for none.
+    """
+    names = tuple((r.tensor.name,) for r in rows)
+    source, target = Layout(tuple(r.source for r in rows), names), Layout(tuple(r.target for r in rows), names)
+    n, n_ranks = len(n_pieces), int(max(max(pair) for pair in pairs)) + 1
+    order = np.arange(n) if order is None else order
+    after = np.full(n, -1) if after is None else after
+    counts = [len(r.boxes.lo) for r in rows]
+    bundles = Bundles(
+        np.cumsum([0, *n_pieces]),
+        np.repeat(np.arange(len(rows)), counts).astype(np.int32),
+        np.concatenate([np.arange(c) for c in counts]).astype(np.int32),
+        np.full(sum(counts), -1),
+    )
+    ends = np.array(pairs, dtype=np.int32)[order]
+    steps = Steps(
+        op=np.full(n, Op.COPY, dtype=np.uint8),
+        lane=np.full(n, Lane.INJECT, dtype=np.uint8),
+        backend=np.full(n, Backend.PROCESSES, dtype=np.uint8),
+        bundle=order.astype(np.int32),
+        src=ends[:, 0],
+        dst=ends[:, 1],
+        group=np.full(n, -1, dtype=np.int32),
+        src_at=np.full(n, SOURCE, dtype=np.int16),
+        dst_at=np.full(n, TARGET, dtype=np.int16),
+        after_ptr=np.concatenate([[0], np.cumsum(after >= 0)]),
+        after=after[after >= 0].astype(np.int32),
+    )
+    return Plan(
+        strategy="measure", topology=build_topology(load_machine(MACHINE), min_gpus=n_ranks),
+        problem=Problem(tuple(r.tensor for r in rows), source, target, n_ranks), boxes=tuple(r.boxes for r in rows),
+        bundles=bundles, steps=steps, group_ptr=np.zeros(1, np.int64), group_ranks=np.zeros(0, np.int32),
+        slot_bytes=np.zeros(0, np.int64),
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""In which groups the messages of a plan are sent and received by libraries that match them in order, without tags.
+
+Rule: all ranks compute the same groups from the same programs. A group is a round of the plan (steps that don't wait for each
+other), or a part of one: answers come after what they answer, and what a group packs fits the window of every rank. A rank runs
+its groups in ascending order. That never deadlocks: with group g the first that isn't complete, all its ranks have ended those
+before, and what g waits for is in these.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.messages.messages import NO_ROWS, Messages
+from shardroute.planner.layouts.fragments import Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Groups, numbered in the order in which every rank runs them.
+
+    of_message      int64[n_messages]
+    first_of_step   int64[n_steps]      where copies within a rank belong
+    out_at, in_at   int64[n_messages]   place in the window of the sender and of the receiver, NO_ROWS where it isn't packed there
+    out_after, in_after   int64[n_messages]   the last group whose messages must have left that place, -1 for none
+    """
+
+    of_message: Ints
+    first_of_step: Ints
+    out_at: Ints
+    in_at: Ints
+    out_after: Ints
+    in_after: Ints
+
+
+class Ring:
+    """Places in a window of n_bytes, given in turn: what was placed first makes room first."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes, self._next = n_bytes, 0
+        self._held: deque[tuple[int, int]] = deque()  # start, who
+
+    def peek(self, n_bytes: int) -> tuple[int, list[int]]:
+        """Where the next n_bytes would lie, and who must have left before. Raises AssertionError when they never fit."""
+        assert 0 < n_bytes <= self._n_bytes
+        wraps = self._next + n_bytes > self._n_bytes
+        start = 0 if wraps else self._next
+        leave = []
+        for at, who in self._held:  # first those of the lap before, at and behind the next place; each lap ascends
+            if not (at >= self._next and (wraps or at < start + n_bytes)) and not (wraps and at < n_bytes):
+                break
+            leave.append(who)
+        return start, leave
+
+    def take(self, n_bytes: int, who: int) -> tuple[int, list[int]]:
+        """The same, and give it to `who`."""
+        start, leave = self.peek(n_bytes)
+        for _ in leave:
+            self._held.popleft()
+        self._held.append((start, who))
+        self._next = start + n_bytes
+        return start, leave
+
+
+def find_rounds(programs: Programs, messages: Messages) -> Ints:
+    """The round of each step, from 0: above those of all that its ranks wait for, and of what comes before it in their queues."""
+    actions, n_steps = programs.actions, len(programs.cells.ptr) - 1
+    rank = np.repeat(np.arange(programs.n_drivers), np.diff(actions.ptr))
+    order = np.argsort(actions.step, kind="stable")
+    first_message = np.searchsorted(messages.step, np.arange(n_steps + 1)).tolist()
+    clear_first, clear_last, touches = (x.tolist() for x in (messages.clear_first, messages.clear_last, messages.touches))
+    wait_ptr, wait, own_ptr, own = (x.tolist() for x in (actions.wait_ptr, actions.wait, actions.own_ptr, actions.own))
+    rounds, queues = [0] * n_steps, dict[tuple[int, int], int]()
+    cells = programs.cells.ptr.tolist()
+    ranks, lanes, of_cell = rank[order].tolist(), actions.queue[order].tolist(), order.tolist()
+    for step in range(n_steps):
+        at = slice(cells[step], cells[step + 1])
+        before = [queues.get(key, -1) for key in zip(ranks[at], lanes[at], strict=True)]
+        for action in of_cell[at]:
+            before += [rounds[j] for j in wait[wait_ptr[action] : wait_ptr[action + 1]]]
+            before += [rounds[j] for j in own[own_ptr[action] : own_ptr[action + 1]]]
+        for message in range(first_message[step], first_message[step + 1]):
+            before += [rounds[j] for j in touches[clear_first[message] : clear_last[message]] if j < step]
+        rounds[step] = 1 + max(before, default=-1)
+        queues |= dict.fromkeys(zip(ranks[at], lanes[at], strict=True), rounds[step])
+    return np.array(rounds, dtype=np.int64)
+
+
+def find_groups(programs: Programs, messages: Messages) -> Groups:
+    """The groups of all ranks, and where each message lies in the windows (of `Messages.window_bytes`)."""
+    rounds = find_rounds(programs, messages)
+    n = len(messages.step)
+    of_round = rounds[messages.step] if n else np.zeros(0, dtype=np.int64)
+    part = np.zeros(n, dtype=np.int64)  # of its round, among its answers or the others
+    rings = [[Ring(int(size)) for size in sizes] for sizes in messages.window_bytes]
+    at = np.full((2, n), NO_ROWS, dtype=np.int64)
+    left: list[tuple[int, int, list[int]]] = []  # side, message, who left for it
+    now, latest = (-1, False), dict[int, int]()
+    order = np.lexsort((np.arange(n), messages.answers, of_round))
+    columns = [x.tolist() for x in (order, of_round[order], messages.answers[order], messages.src[order], messages.dst[order])]
+    placed: dict[int, tuple[int, bool, int]] = {}
+    for message, round_, answers, src, dst in zip(*columns, strict=True):
+        if (round_, answers) != now:
+            now, latest = (round_, answers), {}
+        n_bytes = int(messages.n_bytes[message])
+        sides = [
+            (side, rings[rank][side])
+            for side, rank, place in ((0, src, messages.src_at), (1, dst, messages.dst_at))
+            if n_bytes and place[message] == NO_ROWS
+        ]
+        number = max(latest.get(src, 0), latest.get(dst, 0))
+        if any(placed[who] >= (*now, number) for _, ring in sides for who in ring.peek(n_bytes)[1]):
+            number += 1
+        for side, ring in sides:
+            at[side, message], leave = ring.take(n_bytes, message)
+            left.append((side, message, leave))
+        part[message] = latest[src] = latest[dst] = number
+        placed[message] = (*now, number)
+    keys = np.stack([of_round, messages.answers.astype(np.int64), part], axis=1)
+    starts = np.stack([rounds, np.zeros_like(rounds), np.zeros_like(rounds)], axis=1)
+    _, number_of = np.unique(np.concatenate([keys, starts]), axis=0, return_inverse=True)
+    group = number_of.ravel()[:n]
+    after = np.full((2, n), -1, dtype=np.int64)
+    for side, message, leave in left:
+        after[side, message] = max((int(group[who]) for who in leave), default=-1)
+    return Groups(group, number_of.ravel()[n:], at[0], at[1], after[0], after[1])

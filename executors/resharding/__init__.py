@@ -1,0 +1,1 @@
+"""A training loop's own tensors moved by plans."""

@@ -1,0 +1,194 @@
+"""The Transport of libraries with tagged messages: every put of the plan as a send, and the receives that go with it.
+
+Rule: see `messages` for the order in which sends and receives are begun, which rules out deadlock. Memory to pack in (a window a
+direction) is taken when the transport is made, is as large as `Messages.window_bytes` says, and is shared by all transports of a
+world, of which one runs at a time.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.interpreting.packing import Pool, Rows, Window
+from shardroute.executors.messages.messages import NO_ROWS, Messages
+from shardroute.executors.transports.seam import Deadline, Handle, LateError, Wire
+
+# Messages that a rank begins to receive before its own place in the plan asks for them, so that they travel while it does other
+# things. More only takes handles.
+_AHEAD = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Begun(Generic[Handle]):
+    """A message on its way; `packed` is its part of the window, if it has one."""
+
+    message: int
+    handle: Handle
+    packed: NDArray[np.uint8] | None
+
+
+class MessageTransport(Generic[Handle]):
+    """One rank's side: sends when `drive` posts, and begins receives up to where the rank is in the plan, and some ahead.
+
+    `line_up` returns when all ranks have called it, and takes the deadline; that may be replaced between trials.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self, wire: Wire[Handle], line_up: Callable[[Deadline], None], programs: Programs, messages: Messages, arena: Arena,
+        rank: int, deadline: Deadline, pools: tuple[Pool, Pool],
+    ) -> None:  # fmt: skip
+        self.deadline = deadline
+        self._wire, self._line_up, self._arena, self._messages = wire, line_up, arena, messages
+        self._rows = Rows(programs, arena, rank)
+        self._action_step: list[int] = programs.actions.step.tolist()
+        self._several: list[bool] = (np.diff(programs.cells.ptr) > 1).tolist()
+        into, out = (
+            order[ptr[rank] : ptr[rank + 1]]
+            for order, ptr in ((messages.into, messages.in_ptr), (messages.out, messages.out_ptr))
+        )
+        self._in: list[int] = into.tolist()
+        self._in_step: list[int] = messages.step[into].tolist()
+        self._out_of_step: dict[int, list[int]] = {}
+        for message, step in zip(out.tolist(), messages.step[out].tolist(), strict=True):
+            self._out_of_step.setdefault(step, []).append(message)
+        sizes = messages.window_bytes[rank].tolist()
+        self._out_window, self._in_window = (Window(pool, n) for pool, n in zip(pools, sizes, strict=True))
+        self._out: dict[int, deque[_Begun[Handle]]] = {}  # sends on their way, by step
+        self._into: dict[int, deque[_Begun[Handle]]] = {}  # receives
+        self._n_into = 0
+        self._next_in = 0
+        self._step = -1
+
+    def begin(self, trial: int) -> None:
+        assert not self._out
+        assert not self._into
+        self._out_window.begin()
+        self._in_window.begin()
+        self._next_in, self._step = 0, -1
+
+    def enter(self, step: int) -> None:
+        self._step = step
+        self._receive_before(step)
+        while self._n_into < _AHEAD and self._next_in < len(self._in) and self._receive(self._in[self._next_in], must=False):
+            self._next_in += 1
+
+    def wait(self, step: int) -> None:
+        self._finish_sends(step)
+        self._finish_receives(step)
+
+    def meet(self, action: int, *, all_ready: bool) -> None:
+        """Begin to receive what the collective brings; no sender needs to hear of it, since it can't send before."""
+        self._receive_before(self._action_step[action] + 1)
+
+    def post(self, action: int) -> None:
+        step = self._action_step[action]
+        for message in self._out_of_step.get(step, ()):
+            if self._messages.answers[message]:
+                self._finish_receives(step)
+            self._send(message, step)
+        self._rows.copy_local(action)
+
+    def finish(self, action: int) -> None:
+        step = self._action_step[action]
+        self._finish_sends(step)
+        if self._several[step]:
+            self._finish_receives(step)
+
+    def mark(self, action: int) -> None:
+        """Nothing: a message that arrives is the mark."""
+
+    def drain(self) -> None:
+        self._receive_before(self._in_step[-1] + 1 if self._in_step else 0)
+        for step in sorted(self._out):
+            self._finish_sends(step)
+        for step in sorted(self._into):
+            self._finish_receives(step)
+
+    def barrier(self) -> None:
+        self._line_up(self.deadline)
+
+    def _send(self, message: int, step: int) -> None:
+        messages = self._messages
+        at, n_bytes = int(messages.src_at[message]), int(messages.n_bytes[message])
+        packed = None
+        if n_bytes and at == NO_ROWS:
+            packed = self._room(self._out_window, n_bytes, step, self._finish_sends)
+            self._rows.pack(int(messages.first[message]), int(messages.last[message]), packed)
+        data = packed if packed is not None else self._arena.bytes(at, n_bytes) if n_bytes else _NOTHING
+        handle = self._wire.send(data, int(messages.dst[message]), int(messages.tag[message]))
+        self._out.setdefault(step, deque()).append(_Begun(message, handle, packed))
+
+    def _receive_before(self, step: int) -> None:
+        """Begin to receive all that steps before this one bring."""
+        while self._next_in < len(self._in) and self._in_step[self._next_in] < step:
+            self._receive(self._in[self._next_in], must=True)
+            self._next_in += 1
+
+    def _receive(self, message: int, *, must: bool) -> bool:
+        """Begin to receive a message, if its place is free; where it must, wait until it is. Says whether it was begun."""
+        messages = self._messages
+        step, n_bytes = int(messages.step[message]), int(messages.n_bytes[message])
+        at = int(messages.dst_at[message])
+        for use in messages.touches[messages.clear_first[message] : messages.clear_last[message]].tolist():
+            if must:
+                self.wait(use)
+            elif use >= self._step or use in self._out or use in self._into:
+                return False
+        packed = None
+        if n_bytes and at == NO_ROWS:
+            # All that a collective brings must fit at once: its ranks send before they look at what has come.
+            fresh = self._several[step] and step not in self._into
+            if not must and ((fresh and not self._in_window.is_empty) or not self._in_window.has_room(n_bytes)):
+                return False
+            while fresh and not self._in_window.is_empty:
+                self._finish_receives(self._in_window.oldest)
+            packed = self._room(self._in_window, n_bytes, step, self._finish_receives)
+        data = packed if packed is not None else self._arena.bytes(at, n_bytes) if n_bytes else _NOTHING
+        handle = self._wire.receive(data, int(messages.src[message]), int(messages.tag[message]))
+        self._into.setdefault(step, deque()).append(_Begun(message, handle, packed))
+        self._n_into += 1
+        return True
+
+    def _room(self, window: Window, n_bytes: int, step: int, finish: Callable[[int], None]) -> NDArray[np.uint8]:
+        """A part of the window; waits for the oldest messages in it until there is one."""
+        while not window.has_room(n_bytes):
+            finish(window.oldest)
+        return window.take(n_bytes, step)
+
+    def _finish_sends(self, step: int) -> None:
+        begun = self._out.get(step)
+        while begun:
+            self._wait(begun[0], int(self._messages.dst[begun[0].message]))
+            done = begun.popleft()
+            if done.packed is not None:
+                self._out_window.give_back(done.packed)
+        self._out.pop(step, None)
+
+    def _finish_receives(self, step: int) -> None:
+        begun = self._into.get(step)
+        while begun:
+            self._wait(begun[0], int(self._messages.src[begun[0].message]))
+            done = begun.popleft()
+            self._n_into -= 1
+            if done.packed is not None:
+                message = done.message
+                self._rows.unpack(int(self._messages.first[message]), int(self._messages.last[message]), done.packed)
+                self._in_window.give_back(done.packed)
+        self._into.pop(step, None)
+
+    def _wait(self, begun: _Begun[Handle], peer: int) -> None:
+        try:
+            self._wire.wait(begun.handle, self.deadline)
+        except LateError:
+            raise LateError((peer,)) from None
+
+
+_NOTHING: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)

@@ -1,0 +1,470 @@
+"""The Transport of libraries that match grouped sends and receives in order: NCCL's, and torch.distributed's over it.
+
+Rule: a run is put on streams as a whole, then waited for; the host makes no decision in between, so a run can be captured as a
+graph. Streams: one for the groups, one for what is unpacked, and one a queue of a lane, on which the queue's steps pack and copy
+within the rank. An event stands wherever one of these waits for another.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.executors.gpus.devices import Capturing, Device, Gathering, Memory, Streaming, wait_for, within
+from shardroute.executors.gpus.mirrors import Mirror
+from shardroute.executors.interpreting.arenas import Arena, Lent
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.messages.messages import NO_ROWS, Messages
+from shardroute.executors.messages.multicasts import Multicast, find_multicasts
+from shardroute.executors.messages.rounds import Groups, find_groups
+from shardroute.executors.transports.seam import Deadline
+from shardroute.topologies.errors import RunError
+
+Part = tuple[int, int, int]  # pointer, bytes, peer
+
+TOKEN_BYTES = 1  # what a message that carries nothing sends: libraries may leave out those of 0 bytes
+_TOKEN_ROOM = 256
+_MOST_SETS = 64  # of ranks that broadcast among themselves: each is a communicator, which takes memory and time to make
+
+
+class Area(Enum):
+    """What memory is for."""
+
+    ARENA = auto()
+    OUT = auto()  # to pack in
+    IN = auto()  # to unpack from
+
+
+class Pairs(Streaming, Protocol):
+    """What a library does with a group; sends and receives of one pair of ranks match in order."""
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
+        """Put a group on a stream."""
+
+
+@runtime_checkable
+class Broadcasting(Pairs, Protocol):
+    """Pairs of a library that broadcasts, too."""
+
+    def prepare(self, ranks: Sequence[tuple[int, ...]]) -> None:
+        """Make what broadcasts among these sets of ranks take. All ranks call it with the same sets."""
+
+    def broadcast(self, parts: Sequence[tuple[int, int, int, tuple[int, ...]]], stream: int) -> None:
+        """Put broadcasts on a stream: pointer (to what the root sends, or to where it comes), bytes, root, ranks. All ranks of a
+        set call it with the same broadcasts in one order.
+        """
+
+
+class Areas:
+    """A rank's memory on a device for its arena, to pack in and to unpack from: shared by transports of which one runs at a time,
+    as large as the largest of them needs.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pointers = dict.fromkeys(Area, 0)
+        self._sizes = dict.fromkeys(Area, 0)
+
+    def at_least(self, area: Area, n_bytes: int) -> int:
+        """A pointer to so many bytes, which holds until more are asked for."""
+        if self._sizes[area] < n_bytes or not self._sizes[area]:
+            if self._sizes[area]:
+                self._device.free(self._pointers[area])
+                self._sizes[area] = 0
+            self._pointers[area] = self._device.allocate(n_bytes)
+            self._sizes[area] = max(n_bytes, 1)
+        return self._pointers[area]
+
+
+class GroupedTransport:
+    """One rank's side. `line_up` returns when all ranks have called it, and takes the deadline."""
+
+    overlaps = True
+    use_graphs = False  # replay a CUDA graph from the second run on
+
+    def __init__(
+        self, device: Device, pairs: Pairs, line_up: Callable[[Deadline], None], programs: Programs, messages: Messages,
+        arena: Arena, rank: int, deadline: Deadline, areas: Areas,
+    ) -> None:  # fmt: skip
+        self.deadline = deadline
+        device.use()
+        self._device, self._pairs, self._line_up, self._areas = device, pairs, line_up, areas
+        self._programs, self._messages, self._rank = programs, messages, rank
+        self._groups = find_groups(programs, messages)
+        self._schedule = _Schedule(programs, messages, self._groups, rank)
+        self.memory = Memory([0], [0])
+        self._gathering = Gathering(device, programs.blocks, programs.forms, self.memory)
+        self._token = device.allocate(2 * _TOKEN_ROOM)
+        self._wire, self._scatter = device.stream(), device.stream()
+        self._queues = {queue: device.stream() for queue in self._schedule.queues}
+        self._mirror = Mirror(device, programs, rank, arena, self.memory, self._wire)
+        self._base, self._moved = device.event(), device.event()
+        n = len(self._schedule.numbers)
+        self._sent, self._scattered = ([device.event() for _ in range(n)] for _ in range(2))
+        self._began: dict[int, int] = {action: device.event() for action in self._schedule.actions}
+        self._here: dict[int, int] = {action: device.event() for action in self._schedule.actions}
+        self._packed: dict[tuple[int, int], int] = {}
+        self._multicast_of: dict[int, int] = {}
+        self._multicasts: list[Multicast] = []
+        if isinstance(pairs, Broadcasting):
+            self._plan_broadcasts(pairs)
+        self._lent: Sequence[Lent] | None = None
+        self._on_device = self._has_run = False
+        self._graph: int | None = None
+        self._captured: object = None
+
+    def adopt(self, lent: Sequence[Lent] | None) -> None:
+        """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
+        self._lent = lent
+
+    def _use_lent(self, lent: Sequence[Lent]) -> None:
+        """Lay the arena out: the caller's buffers, and behind them the plan's slots, which are ours."""
+        self._device.use()
+        self._device.adopt(lent)
+        slots_at = int(self._programs.slots_at[self._rank])
+        slots = self._areas.at_least(Area.ARENA, int(self._programs.arena_bytes[self._rank]) - slots_at)
+        self.memory.bind([*(each.start for each in lent), slots_at], [*(each.pointer for each in lent), slots])
+
+    def _plan_broadcasts(self, pairs: Broadcasting) -> None:
+        found = find_multicasts(self._programs, self._messages, self._groups)
+        sets = sorted({each.ranks for each in found})
+        if not 0 < len(sets) <= _MOST_SETS:
+            return
+        within(self.deadline, lambda: pairs.prepare(sets))
+        self._multicasts = found
+        self._multicast_of = {message: k for k, each in enumerate(found) for message in each.messages}
+
+    def begin(self, trial: int) -> None:
+        self._on_device = False
+
+    def barrier(self) -> None:
+        """Line up; before the run bring to the device what the host has filled, after it what has arrived back."""
+        if not self._on_device:
+            self._upload()
+        else:
+            self._download()
+        self._line_up(self.deadline)
+
+    def run(self, start_s: NDArray[np.float64], end_s: NDArray[np.float64], at_step: NDArray[np.int64]) -> None:
+        """Run the whole program of the rank, in the order of groups, and note when each of its actions began and ended."""
+        mirrored = not self._on_device and self._lent is None
+        if mirrored:
+            self._upload()
+        elif self._lent is not None:
+            self._use_lent(self._lent)
+        if self.use_graphs and self._has_run:
+            self._run_graph(start_s, end_s)
+            if mirrored:
+                self._download()
+            return
+        self._device.record(self._base, self._wire)
+        began_s = time.monotonic()
+        for stream in self._queues.values():  # so that no time is before the base
+            self._device.follow(stream, self._base)
+        within(self.deadline, self._enqueue, self._schedule.peers)
+        self._await(at_step)
+        self._has_run = True
+        self._stamp(start_s, end_s, began_s)
+        if mirrored:
+            self._download()
+
+    def _run_graph(self, start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
+        """Replay the run, captured anew if memory has moved since. Steps have the times of the whole: a graph tells no others."""
+        where = self.memory.layout
+        if self._graph is None or where != self._captured:
+            self.capture()
+            self._captured = where
+        began_s = time.monotonic()
+        took_s = self.replay()
+        cells = self._programs.actions.cell[self._schedule.actions]
+        start_s[cells], end_s[cells] = began_s, began_s + took_s
+
+    def why_not_capturable(self, *, first: bool = False) -> str | None:
+        """Why a run can't be captured as a CUDA graph, None if it can; with `first`, why it never can."""
+        if not isinstance(self._device, Capturing):
+            return f"{self._device.name}, as its library drives it, captures no graphs here"
+        if not self._has_run and not first:
+            return "nothing has run yet: the first run connects the ranks, which can't be captured"
+        return None
+
+    def capture(self) -> None:
+        """Capture a run as a graph, for `replay`. All ranks call it, after a run. Raises RunError where it isn't legal."""
+        reason = self.why_not_capturable()
+        device = self._device
+        if reason is not None or not isinstance(device, Capturing):
+            raise RunError(f"a run can't be captured: {reason}")
+        others = [self._scatter, *self._queues.values()]
+        fork, joins = device.event(), [device.event() for _ in others]
+
+        def record() -> int:
+            device.use()
+            device.begin_capture(self._wire)
+            try:
+                device.record(fork, self._wire)
+                for stream in others:
+                    device.follow(stream, fork)
+                self._enqueue()
+                for stream, join in zip(others, joins, strict=True):
+                    device.record(join, stream)
+                    device.follow(self._wire, join)
+            finally:
+                graph = device.end_capture(self._wire)
+            return graph
+
+        self._graph = within(self.deadline, record, self._schedule.peers)
+
+    def replay(self) -> float:
+        """Run the captured graph; the seconds that the device took. What lies in the arena is used as it is."""
+        device = self._device
+        assert isinstance(device, Capturing)
+        assert self._graph is not None
+        device.record(self._base, self._wire)
+        device.launch(self._graph, self._wire)
+        device.record(self._moved, self._wire)
+        self._wait_for(self._moved, self._schedule.peers)
+        return device.elapsed_s(self._base, self._moved)
+
+    def _upload(self) -> None:
+        self._device.use()
+        n_bytes = int(self._programs.arena_bytes[self._rank])
+        self.memory.bind([0], [self._areas.at_least(Area.ARENA, n_bytes)])
+        self._mirror.upload()
+        self._finish_move()
+        self._on_device = True
+
+    def _download(self) -> None:
+        self._device.use()
+        self._mirror.download()
+        self._finish_move()
+
+    def _finish_move(self) -> None:
+        self._device.record(self._moved, self._wire)
+        self._wait_for(self._moved, ())
+
+    def _enqueue(self) -> None:
+        self._device.use()
+        done = _Done()
+        for number, group in enumerate(self._schedule.numbers):
+            self._enqueue_group(number, group, done)
+
+    def _enqueue_group(self, number: int, group: int, done: "_Done") -> None:
+        device, schedule, messages, groups = self._device, self._schedule, self._messages, self._groups
+        ready: set[int] = set()  # queues whose events the group waits for
+        sends: list[Part] = []
+        broadcasts: dict[int, tuple[int, int]] = {}
+        for action in schedule.begins[group]:
+            self._begin_action(action, done)
+            ready.add(action)
+        for message, action in schedule.sends[group]:
+            multicast = self._multicast_of.get(message)
+            if multicast in broadcasts:
+                continue
+            queue = self._queues[schedule.queue_of[action]]
+            pointer, n_bytes = self._token, TOKEN_BYTES
+            if messages.answers[message]:
+                self._follow(queue, int(messages.step[message]), done)
+            if messages.n_bytes[message]:
+                n_bytes = int(messages.n_bytes[message])
+                pointer = self._out(message, n_bytes)
+                if groups.out_at[message] != NO_ROWS:
+                    self._follow_sent(queue, schedule.latest(int(groups.out_after[message])), done)
+                    self._gathering.pack(int(messages.first[message]), int(messages.last[message]), pointer, queue)
+            if multicast is None:
+                sends.append((pointer, n_bytes, int(messages.dst[message])))
+            else:
+                broadcasts[multicast] = (pointer, n_bytes)
+            ready.add(action)
+        for action in sorted(ready):
+            packed = self._packed.setdefault((number, action), 0) or device.event()
+            self._packed[number, action] = packed
+            device.record(packed, self._queues[schedule.queue_of[action]])
+            device.follow(self._wire, packed)
+        receives, scattered = [], []
+        for message in schedule.receives[group]:
+            n_bytes = int(messages.n_bytes[message])
+            pointer = self._token + _TOKEN_ROOM
+            if n_bytes:
+                self._follow_uses(self._wire, message, done)
+                pointer = self._into(message, n_bytes)
+                if groups.in_at[message] != NO_ROWS:
+                    self._follow_scattered(self._wire, schedule.latest(int(groups.in_after[message])), done)
+                    scattered.append((message, pointer))
+            if message in self._multicast_of:
+                broadcasts[self._multicast_of[message]] = (pointer, n_bytes)
+            else:
+                receives.append((pointer, n_bytes or TOKEN_BYTES, int(messages.src[message])))
+        if sends or receives:
+            self._pairs.exchange(sends, receives, self._wire)
+        if broadcasts:
+            assert isinstance(self._pairs, Broadcasting)
+            parts = [(*broadcasts[k], self._multicasts[k].src, self._multicasts[k].ranks) for k in sorted(broadcasts)]
+            self._pairs.broadcast(parts, self._wire)
+        device.record(self._sent[number], self._wire)
+        if scattered:
+            device.follow(self._scatter, self._sent[number])
+            for message, pointer in scattered:
+                self._gathering.unpack(int(messages.first[message]), int(messages.last[message]), pointer, self._scatter)
+            device.record(self._scattered[number], self._scatter)
+            done.scattered[number] = True
+        for message, _ in schedule.sends[group]:
+            done.sent_of[int(messages.step[message])] = number
+        for message in schedule.receives[group]:
+            done.sent_of[int(messages.step[message])] = number
+        for message, _ in scattered:
+            done.scattered_of[int(messages.step[message])] = number
+
+    def _begin_action(self, action: int, done: "_Done") -> None:
+        device, actions = self._device, self._programs.actions
+        queue = self._queues[self._schedule.queue_of[action]]
+        for ptr, steps in ((actions.wait_ptr, actions.wait), (actions.own_ptr, actions.own)):
+            for step in steps[ptr[action] : ptr[action + 1]].tolist():
+                self._follow(queue, step, done)
+        before = self._schedule.before.get(action)
+        if before is not None:
+            self._follow(queue, before, done)
+        for message in self._schedule.into_of.get(int(actions.step[action]), ()):  # a collective's own part goes to the same slot
+            self._follow_uses(queue, message, done)
+        device.record(self._began[action], queue)
+        for first, last in self._schedule.local[action]:
+            self._gathering.copy(first, last, self.memory.at, queue)
+        device.record(self._here[action], queue)
+        done.local_of[int(actions.step[action])] = action
+
+    def _follow(self, stream: int, step: int, done: "_Done") -> None:
+        """What comes next on the stream waits for this rank's part in a step."""
+        if step in done.local_of:
+            self._device.follow(stream, self._here[done.local_of[step]])
+        self._follow_sent(stream, done.sent_of.get(step, -1), done)
+        self._follow_scattered(stream, done.scattered_of.get(step, -1), done)
+
+    def _follow_uses(self, stream: int, message: int, done: "_Done") -> None:
+        """What comes next on the stream waits until the slot that the message comes to is in use no more."""
+        messages = self._messages
+        for step in messages.touches[messages.clear_first[message] : messages.clear_last[message]].tolist():
+            self._follow(stream, step, done)
+
+    def _follow_sent(self, stream: int, number: int, done: "_Done") -> None:
+        if stream != self._wire and number > done.seen_sent[stream]:
+            self._device.follow(stream, self._sent[number])
+            done.seen_sent[stream] = number
+
+    def _follow_scattered(self, stream: int, number: int, done: "_Done") -> None:
+        """The last group up to `number` that was unpacked here; what is unpacked keeps the order of groups."""
+        while number >= 0 and not done.scattered.get(number, False):
+            number -= 1
+        if number > done.seen_scattered[stream]:
+            self._device.follow(stream, self._scattered[number])
+            done.seen_scattered[stream] = number
+
+    def _out(self, message: int, n_bytes: int) -> int:
+        at = int(self._groups.out_at[message])
+        return self.memory.at(int(self._messages.src_at[message])) if at == NO_ROWS else self._window(Area.OUT) + at
+
+    def _into(self, message: int, n_bytes: int) -> int:
+        at = int(self._groups.in_at[message])
+        return self.memory.at(int(self._messages.dst_at[message])) if at == NO_ROWS else self._window(Area.IN) + at
+
+    def _window(self, area: Area) -> int:
+        return self._areas.at_least(area, int(self._messages.window_bytes[self._rank, 0 if area is Area.OUT else 1]))
+
+    def _await(self, at_step: NDArray[np.int64]) -> None:
+        """Wait until everything has passed, group after group."""
+        schedule = self._schedule
+        self._wait_for(self._base, ())
+        for number, group in enumerate(schedule.numbers):
+            at_step[0] = schedule.first_step[group]
+            self._wait_for(self._sent[number], schedule.peers_of[group])
+        for event in [*self._scattered, *self._here.values()]:  # those that were never recorded are done
+            self._wait_for(event, ())
+
+    def _wait_for(self, event: int, peers: Sequence[int]) -> None:
+        wait_for(self._device, event, self._pairs, self.deadline, peers)
+
+    def _stamp(self, start_s: NDArray[np.float64], end_s: NDArray[np.float64], began_s: float) -> None:
+        actions, schedule = self._programs.actions, self._schedule
+        ends: dict[int, float] = defaultdict(float)
+        for events, steps_of in ((self._sent, schedule.sent_steps), (self._scattered, schedule.scattered_steps)):
+            for number, group in enumerate(schedule.numbers):
+                if steps_of[group]:
+                    at_s = self._device.elapsed_s(self._base, events[number])
+                    for step in steps_of[group]:
+                        ends[step] = max(ends[step], at_s)
+        for action in schedule.actions:
+            step, cell = int(actions.step[action]), int(actions.cell[action])
+            start_s[cell] = began_s + self._device.elapsed_s(self._base, self._began[action])
+            end_s[cell] = began_s + max(ends[step], self._device.elapsed_s(self._base, self._here[action]))
+
+
+class _Done:
+    """What has been put on streams so far: by step the action and the last groups, and how far each stream waits already."""
+
+    def __init__(self) -> None:
+        self.local_of: dict[int, int] = {}
+        self.sent_of: dict[int, int] = {}
+        self.scattered_of: dict[int, int] = {}
+        self.scattered: dict[int, bool] = {}
+        self.seen_sent: dict[int, int] = defaultdict(lambda: -1)
+        self.seen_scattered: dict[int, int] = defaultdict(lambda: -1)
+
+
+class _Schedule:
+    """One rank's part in each group; `numbers` are the groups that it takes part in, ascending."""
+
+    def __init__(self, programs: Programs, messages: Messages, groups: Groups, rank: int) -> None:
+        actions = programs.actions
+        self.actions = list(range(int(actions.ptr[rank]), int(actions.ptr[rank + 1])))
+        self.queue_of = {action: int(actions.queue[action]) for action in self.actions}
+        self.queues = sorted(set(self.queue_of.values()))
+        action_of = {int(actions.step[action]): action for action in self.actions}
+        self.begins: dict[int, list[int]] = defaultdict(list)
+        self.sends: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.receives: dict[int, list[int]] = defaultdict(list)
+        self.into_of: dict[int, list[int]] = defaultdict(list)
+        self.before: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for action in self.actions:
+            step, queue = int(actions.step[action]), self.queue_of[action]
+            self.begins[int(groups.first_of_step[step])].append(action)
+            if queue in last:
+                self.before[action] = last[queue]
+            last[queue] = step
+        for message in messages.out[messages.out_ptr[rank] : messages.out_ptr[rank + 1]].tolist():
+            self.sends[int(groups.of_message[message])].append((message, action_of[int(messages.step[message])]))
+        for message in messages.into[messages.in_ptr[rank] : messages.in_ptr[rank + 1]].tolist():
+            self.receives[int(groups.of_message[message])].append(message)
+            self.into_of[int(messages.step[message])].append(message)
+        self.numbers = sorted({*self.begins, *self.sends, *self.receives})
+        self._number_of = {group: number for number, group in enumerate(self.numbers)}
+        self.local = {action: local_rows(programs, action, rank) for action in self.actions}
+        self.peers_of: dict[int, list[int]] = {}
+        self.first_step: dict[int, int] = {}
+        self.sent_steps: dict[int, set[int]] = {}
+        self.scattered_steps: dict[int, set[int]] = {}
+        for group in self.numbers:
+            out = [message for message, _ in self.sends[group]]
+            into = self.receives[group]
+            self.peers_of[group] = sorted({*messages.dst[out].tolist(), *messages.src[into].tolist()})
+            steps = [*messages.step[out].tolist(), *messages.step[into].tolist()]
+            self.first_step[group] = min([*steps, *(int(actions.step[action]) for action in self.begins[group])])
+            self.sent_steps[group] = set(steps)
+            packed = [message for message in into if groups.in_at[message] != NO_ROWS]
+            self.scattered_steps[group] = set(messages.step[packed].tolist())
+        self.peers = sorted({peer for peers in self.peers_of.values() for peer in peers})
+
+    def latest(self, group: int) -> int:
+        """The number here of a group that the rank takes part in, -1 for none."""
+        return self._number_of[group] if group >= 0 else -1
+
+
+def local_rows(programs: Programs, action: int, rank: int) -> list[tuple[int, int]]:
+    """The runs of an action's rows that stay on its rank."""
+    first, last = int(programs.actions.block_ptr[action]), int(programs.actions.block_ptr[action + 1])
+    here = np.flatnonzero(programs.blocks.to[first:last] == rank) + first
+    if not len(here):
+        return []
+    cuts = np.flatnonzero(np.diff(here) != 1) + 1
+    return [(int(rows[0]), int(rows[-1]) + 1) for rows in np.split(here, cuts)]

@@ -1,0 +1,182 @@
+"""The transport `mpi`: MPI by mpi4py, two-sided; mpirun or srun start its ranks, or we do with `mpiexec` (see `mpiexec`).
+
+Rule: no blocking call of MPI is made while ranks may still fail, since none of them has a deadline; requests are tested instead.
+"""
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.interpreting.packing import Pool
+from shardroute.executors.messages.messages import Messages
+from shardroute.executors.transports.exchanges import MessageTransport
+from shardroute.executors.transports.seam import Deadline, LateError, Place
+from shardroute.topologies.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Tests before a rank that waits gives up its core, and the longest that it then sleeps: messages of a few KiB take some 5 us, and
+# with more ranks than cores whoever spins keeps others from sending.
+_SPINS = 20
+_MOST_SLEEP_S = 0.0005
+_LAST_WORDS_S = 2.0
+
+
+def missing() -> str | None:
+    """Why MPI can't be used here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (pip install 'shardroute[mpi]')"
+    return None
+
+
+def preload() -> None:
+    """Nothing: MPI must not be imported before ranks are forked, and they aren't."""
+
+
+def connect(place: Place, deadline: Deadline) -> "MpiWorld":
+    """Join MPI's world. Raises InputError where it isn't the one that the launcher or the flags told of."""
+    try:
+        with _watched(place, deadline):
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # mpi4py raises either when it finds no MPI library
+        raise InputError(f"mpi4py finds no MPI library ({error}); pip install 'shardroute[mpi]' brings one") from error
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (place.rank, place.size):
+        raise InputError(
+            f"MPI says that this is rank {world.rank} of {world.size}, the launcher or --rank and --world-size that it is rank "
+            f"{place.rank} of {place.size}; start the ranks with the mpirun of the MPI that mpi4py was built for"
+        )
+    return MpiWorld(world)
+
+
+def join(group: object) -> "MpiWorld | None":
+    """The ranks of a communicator; without one, of MPI's world if this program has started MPI."""
+    if "mpi4py.MPI" not in sys.modules:
+        return None
+    from mpi4py import MPI
+
+    if group is not None and not isinstance(group, MPI.Intracomm):
+        raise InputError(f"group: expected an mpi4py.MPI.Intracomm, found {type(group).__name__}")
+    return MpiWorld(MPI.COMM_WORLD if group is None else group)
+
+
+@contextlib.contextmanager
+def _watched(place: Place, deadline: Deadline) -> Iterator[None]:
+    """End this process, with a word, if what is done inside has not ended at the deadline.
+
+    MPI's start waits for all ranks, has no deadline, and lets no other thread of Python run; so another process watches it.
+    """
+    watched, tells = os.pipe()
+    process = os.getpid()
+    watcher = os.fork()
+    if watcher == 0:
+        os.close(tells)
+        if not select.select([watched], [], [], deadline.left_s)[0]:
+            late = f"not all {place.size} ranks had come when the {deadline.allowed_s:g} s that --timeout allows were over"
+            os.write(2, f"error: rank {place.rank} couldn't join: {late}\n".encode())
+            time.sleep(_LAST_WORDS_S)
+            os.kill(process, signal.SIGKILL)
+        os._exit(0)
+    os.close(watched)
+    try:
+        yield
+    finally:
+        os.close(tells)
+        os.waitpid(watcher, 0)
+
+
+class MpiWorld:
+    """The ranks of a communicator."""
+
+    def __init__(self, communicator: "MPI.Intracomm") -> None:
+        self._communicator = communicator.Dup()  # so that nobody else's messages match ours
+        self.rank, self.size, self.key = communicator.rank, communicator.size, id(self)
+        self._pools = (Pool(), Pool())
+
+    def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
+        sizes = np.zeros(self.size, dtype=np.int64)
+        _wait(self._communicator.Iallgather(np.array([len(payload)], dtype=np.int64), sizes), deadline)
+        mine = np.frombuffer(payload, np.uint8)
+        every = np.zeros(int(sizes.sum()), dtype=np.uint8)
+        starts = np.cumsum(sizes) - sizes
+        _wait(self._communicator.Iallgatherv(mine, (every, sizes.tolist(), starts.tolist(), _byte())), deadline)
+        return [every[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+
+    def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> "MessageTransport[MPI.Request]":
+        wire = MpiWire(self._communicator)
+        if len(messages.tag) and int(messages.tag.max()) > wire.most_tag:
+            raise RunError(f"two ranks exchange {int(messages.tag.max()) + 1} messages; this MPI numbers {wire.most_tag + 1}")
+        return MessageTransport(wire, self._line_up, programs, messages, arena, self.rank, deadline, self._pools)
+
+    def close(self) -> None:
+        """Nothing: mpi4py ends MPI with the process, and MPICH's mpiexec kills the others of a rank that ends without it."""
+
+    def abandon(self) -> None:
+        """End all ranks when this process ends, as MPI's own end would wait for those that wait for this one; not at once, since
+        others that fail at this moment must be able to say why.
+        """
+        atexit.register(self._abort)
+
+    def _abort(self) -> None:
+        time.sleep(_LAST_WORDS_S)
+        self._communicator.Abort(1)
+
+    def _line_up(self, deadline: Deadline) -> None:
+        _wait(self._communicator.Ibarrier(), deadline)
+
+
+class MpiWire:
+    """Sends and receives over the communicator."""
+
+    def __init__(self, communicator: "MPI.Intracomm") -> None:
+        from mpi4py import MPI
+
+        self._communicator = communicator
+        most_tag = communicator.Get_attr(MPI.TAG_UB)
+        assert most_tag is not None  # which the standard has every MPI say
+        self.most_tag = int(most_tag)
+
+    def send(self, data: NDArray[np.uint8], to: int, tag: int) -> "MPI.Request":
+        return self._communicator.Isend((data, _byte()), to, tag)
+
+    def receive(self, data: NDArray[np.uint8], source: int, tag: int) -> "MPI.Request":
+        return self._communicator.Irecv((data, _byte()), source, tag)
+
+    def wait(self, handle: "MPI.Request", deadline: Deadline) -> None:
+        _wait(handle, deadline)
+
+
+def _wait(request: "MPI.Request", deadline: Deadline) -> None:
+    from mpi4py import MPI
+
+    n_tests = 0
+    try:
+        while not request.Test():
+            n_tests += 1
+            if n_tests > _SPINS:
+                if deadline.left_s <= 0:
+                    raise LateError()
+                time.sleep(min(_MOST_SLEEP_S, 1e-6 * n_tests))
+    except MPI.Exception as error:
+        raise RunError(f"MPI failed: {error}") from error
+
+
+def _byte() -> "MPI.Datatype":
+    from mpi4py import MPI
+
+    return MPI.BYTE
+
+

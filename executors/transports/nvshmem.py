@@ -1,0 +1,188 @@
+"""The transport `nvshmem`: one-sided puts with signals between symmetric heaps, by NVIDIA's nvshmem4py. One rank a GPU.
+
+Where `nvshmem_ptr` reaches a peer (one NVLink domain), boxes are written straight into its memory by copy engines, strided ones
+too, and a signal follows on the stream. Elsewhere messages are packed and put. Signals are words that only grow, set and never
+added to, so that a wait is a wait for a value on the stream.
+"""
+
+import ctypes
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from shardroute.executors.gpus.cuda import CudaDevice, device_ids
+from shardroute.executors.gpus.devices import within
+from shardroute.executors.gpus.gpu_stack import why_no_nvshmem
+from shardroute.executors.gpus.local_devices import local_device
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.launching import hubs
+from shardroute.executors.launching.hubs import Hub
+from shardroute.executors.messages.messages import Messages
+from shardroute.executors.messages.signals import lay_signals
+from shardroute.executors.transports.puts import Heap, Parts, PutTransport
+from shardroute.executors.transports.seam import Deadline, LateError, Place
+from shardroute.topologies.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ID_BYTES: Final = 128  # nvshmemx_uniqueid_t of nvshmem_api_types.h
+_VERSION_1: Final = 1 << 16  # NVSHMEM_INIT_ATTR_V1_IDENTIFIER of nvshmem_types.h, which has the size added
+_WORD: Final = 8
+
+missing = why_no_nvshmem
+listen = hubs.listen
+
+
+def preload() -> None:
+    """Import nvshmem4py's bindings, which load NVSHMEM. They initialise nothing, so ranks may be forked afterwards."""
+    import nvshmem.bindings.nvshmem  # noqa: F401  # for its effect
+
+
+def connect(place: Place, deadline: Deadline) -> "NvshmemWorld":
+    """Find the other ranks, take the GPU of this rank's place on its host, and start NVSHMEM."""
+    return NvshmemWorld(hubs.meet(place, deadline), place.size, deadline)
+
+
+def join(group: object) -> None:
+    """None: a program that uses NVSHMEM itself shares its heap with nobody who doesn't ask for it."""
+
+
+class NvshmemWorld:
+    """The processing elements, numbered as the ranks. `hub` carries what isn't of a plan."""
+
+    def __init__(self, hub: Hub, size: int, deadline: Deadline) -> None:
+        self._hub = hub
+        self.rank, self.size, self.key = hub.rank, size, id(self)
+        self.device = CudaDevice(local_device(self, device_ids(), deadline))
+        self.heap = Heap()
+        self.peers: list[int] = []
+        self.reaches: NDArray[np.bool_] = np.zeros((size, size), np.bool_)
+        self._start(deadline)
+
+    def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
+        return self._hub.exchange(payload, deadline)
+
+    def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> PutTransport:
+        if programs.n_ranks != self.size:
+            raise InputError(f"transport nvshmem takes plans for all its {self.size} ranks, this one is for {programs.n_ranks}")
+        parts = Parts(programs, messages)
+        if parts.n_bytes > self.heap.n_bytes:
+            self._grow(parts.n_bytes, deadline)
+        signals = lay_signals(programs, messages, self.reaches, by_queue=True)
+        words = self._allocate(_WORD * max(len(signals.channel_src), 1), deadline)
+        self._clear(words, _WORD * len(signals.channel_src), deadline)
+        self.line_up(deadline)  # nobody signals before all words are clear
+        return PutTransport(
+            self.device, NvshmemPuts(self, words, len(signals.channel_src)), self.line_up, programs, messages, arena, self.rank,
+            deadline, self.heap, parts, signals, self.reaches,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        from nvshmem.bindings import nvshmem
+
+        nvshmem.hostlib_finalize()
+        self._hub.close()
+
+    def abandon(self) -> None:
+        self._hub.close()
+
+    def line_up(self, deadline: Deadline) -> None:
+        """Return when all ranks have called it."""
+        self._hub.exchange(b"", deadline)
+
+    def _start(self, deadline: Deadline) -> None:
+        from nvshmem.bindings import nvshmem
+
+        shared = nvshmem.uniqueid()
+        if self.rank == 0:
+            _check(nvshmem.get_uniqueid(shared.ptr), "making a unique id")
+        told = self.exchange(ctypes.string_at(shared.ptr, _ID_BYTES) if self.rank == 0 else b"", deadline)[0]
+        ctypes.memmove(shared.ptr, told, _ID_BYTES)
+        attributes = nvshmem.InitAttr()  # whose memory is left as it was found
+        ctypes.memset(attributes.ptr, 0, attributes._data.itemsize)
+        attributes.version = _VERSION_1 + attributes._data.itemsize
+
+        def start() -> None:
+            self.device.use()
+            try:
+                nvshmem.set_attr_uniqueid_args(self.rank, self.size, shared.ptr, attributes.ptr)
+                _check(nvshmem.hostlib_init_attr(nvshmem.Flags.INIT_WITH_UNIQUEID, attributes.ptr), "starting")
+            except nvshmem.NVSHMEMError as error:
+                raise RunError(f"NVSHMEM couldn't start: {error}; NVSHMEM_DEBUG=INFO says more") from error
+
+        within(deadline, start)
+
+    def _allocate(self, n_bytes: int, deadline: Deadline) -> int:
+        """Memory at one offset of every heap. All ranks call it with the same size."""
+        from nvshmem.bindings import nvshmem
+
+        def allocate() -> int:
+            self.device.use()
+            return int(nvshmem.malloc(n_bytes))
+
+        pointer = within(deadline, allocate)
+        if not pointer:
+            raise RunError(
+                f"NVSHMEM has no {n_bytes} bytes of symmetric memory; raise NVSHMEM_SYMMETRIC_SIZE or plan with --scale"
+            )
+        return pointer
+
+    def _clear(self, pointer: int, n_bytes: int, deadline: Deadline) -> None:
+        stream, event = self.device.stream(), self.device.event()
+        self.device.upload(pointer, np.zeros(n_bytes, np.uint8), stream)
+        self.device.record(event, stream)
+        while not self.device.is_done(event):
+            if deadline.left_s <= 0:
+                raise LateError()
+
+    def _grow(self, n_bytes: int, deadline: Deadline) -> None:
+        """Take a larger heap, and learn which ranks reach which. All ranks call it with the same size."""
+        from nvshmem.bindings import nvshmem
+
+        if self.heap.n_bytes:
+            within(deadline, lambda: nvshmem.free(self.heap.pointer))
+        self.heap.n_bytes = 0
+        self.heap.pointer, self.heap.n_bytes = self._allocate(n_bytes, deadline), n_bytes
+        self.peers = [int(nvshmem.ptr(self.heap.pointer, peer) or 0) for peer in range(self.size)]
+        told = self.exchange(bytes(pointer != 0 for pointer in self.peers), deadline)
+        self.reaches = np.array([list(row) for row in told], dtype=np.bool_)
+
+
+class NvshmemPuts:
+    """Puts into the peers' heaps; a channel's word lies at the same offset of every heap."""
+
+    def __init__(self, world: NvshmemWorld, words: int, n_words: int) -> None:
+        from nvshmem.bindings import nvshmem
+
+        self._nvshmem, self._world, self._words, self._n_words = nvshmem, world, words, n_words
+        self._set, self._at_least = int(nvshmem.Signal_op.SIGNAL_SET), int(nvshmem.Cmp_type.CMP_GE)
+
+    def put(self, peer: int, offset: int, src: int, n_bytes: int, word: int, value: int, stream: int) -> None:
+        self._nvshmem.putmem_signal_on_stream(
+            self._world.heap.pointer + offset, src, n_bytes, self._words + _WORD * word, value, self._set, peer, stream
+        )
+
+    def signal(self, peer: int, word: int, value: int, stream: int) -> None:
+        self._nvshmem.signal_op_on_stream(self._words + _WORD * word, value, self._set, peer, stream)
+
+    def wait(self, peer: int, word: int, value: int, stream: int) -> None:
+        self._nvshmem.signal_wait_until_on_stream(self._words + _WORD * word, self._at_least, value, stream)
+
+    def at_peer(self, peer: int, offset: int) -> int:
+        return self._world.peers[peer] + offset
+
+    def check(self) -> None:
+        """Nothing: NVSHMEM ends the process when it fails."""
+
+    def abandon(self) -> None:
+        """Let every wait of this rank pass, so that its streams end."""
+        released = np.full(_WORD * self._n_words, 0xFF, np.uint8)
+        device = self._world.device
+        device.upload(self._words, released, device.stream())
+
+
+def _check(status: object, what: str) -> None:
+    if status not in (None, 0):
+        raise RunError(f"NVSHMEM failed at {what} (status {status}); NVSHMEM_DEBUG=INFO says more")
