@@ -17,7 +17,10 @@ from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import Backend, Lane, lane_of
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.planner.routing import optimal
+from shardroute.planner.routing.balance import sent_by, unevenness, with_busiest
 from shardroute.planner.routing.bounds import cuts, demand
+from shardroute.planner.routing.chunked import cut_into_chunks, look_at
+from shardroute.planner.routing.greedy import balanced, with_level
 from shardroute.planner.routing.loads import busiest_s
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import make_plan, pieces_of
@@ -171,6 +174,37 @@ def test_balanced_strategies_are_not_predicted_slower_than_the_fixed_rules(name,
     )
 
     assert ours <= 1.01 * min(fixed)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [("DP8 -> TP4 x DP4", H100), ("DP8 x TP8 -> TP8", H100), ("DP2 x TP8 -> DP2 x TP16", NVL72), ("EP64 -> DP8 x TP8", NVL72)],
+    ids=lambda given: getattr(given, "name", given),
+)
+def test_sources_send_evenly_where_published_planners_have_them_do_so(name, machine) -> None:
+    problem = layout(name)
+
+    plan = make_plan(problem, build_topology(machine, None, problem.n_ranks), "greedy")
+
+    far = lane_of(plan.steps.lane) < Lane.HAND_OVER
+    sent = np.bincount(plan.steps.src[far], weights=plan.step_bytes[far], minlength=problem.n_ranks)[problem.source.ranks]
+    assert sent.max() <= 1.01 * sent.mean()
+
+
+@pytest.mark.parametrize("name", ["DP8 x EP8 -> DP2 x EP32", "EP64 -> DP8 x TP8"])
+def test_levelling_senders_makes_no_link_busier_than_allowed(name) -> None:
+    problem = layout(name)
+    topology = build_topology(NVL72, None, problem.n_ranks)
+    chunked = cut_into_chunks(look_at(problem, pieces_of(problem), topology), Options(), 200)
+    plain = balanced(chunked, topology, 1.01)
+
+    before, after = with_level(chunked, topology, plain, 1.01)
+
+    sources = problem.source.ranks
+    loads = [sent_by(trees, chunked.chunks, problem.n_ranks)[sources] for trees in (before, after)]
+    assert unevenness(loads[1]) < unevenness(loads[0])
+    assert with_busiest(after, chunked.chunks, topology, problem.n_ranks).busiest_s == pytest.approx(after.busiest_s)
+    assert after.busiest_s <= max(plain.busiest_s, 1.01 * chunked.bound_s)
 
 
 def test_a_thousand_norms_do_not_cost_a_thousand_latencies() -> None:

@@ -2,7 +2,8 @@
 must be.
 
 Chunks are routed one after the other, largest first, each by the links that are cheapest at that moment; then those that cross
-the busiest links are routed anew until the busiest link stops falling. No solver; the same input gives the same routes.
+the busiest links are routed anew until the busiest link stops falling. Then senders that don't bind are levelled. No solver; the
+same input gives the same routes.
 """
 
 from dataclasses import dataclass, replace
@@ -28,6 +29,12 @@ MOST_SWEEPS = 24
 # A sweep routes anew what crosses a link that is busier than the bound by more than this share of the busiest link's excess: now
 # the worst alone, now most of it.
 EXCESS = (0.75, 0.5, 0.25)
+# Senders are level when the busiest one is this near to their mean; more sweeps gain less than a chunk.
+LEVEL = 1.005
+MOST_LEVELLING = 24
+# Below the bound by this much a source should send what it holds itself: prices would have it hand over to its neighbours, each
+# a little, which leaves senders uneven and saves nothing.
+EASE = 1.1
 # How much dearer than an idle link the dearest one is when trees are priced.
 PRICE_OVER_IDLE = 1e4
 # Hops from which the kernel is compiled: plain, it routes some 30,000 a second; Numba takes 0.5 s to import and load its cache.
@@ -77,18 +84,21 @@ def chunks_of(entries: Entries, n_patterns: int, chunk_bytes: int) -> Chunks:
 
 def balance(
     patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, bound_s: float, *, staging: bool, most_depth: int,
-    good_enough: float = 1.0, start: Balanced | None = None,
+    good_enough: float = 1.0, start: Balanced | None = None, eased: Ranks | None = None,
 ) -> Balanced:
     """Trees for all chunks. Stops early when the busiest link is within `good_enough` of `bound_s`.
 
     Only GPUs 0 to n_ranks - 1 take part. Without `staging` a piece goes only through ranks that hold or need it. Chunks that have
-    a tree in `start` keep it, unless it crosses a link that stays too busy.
+    a tree in `start` keep it, unless it crosses a link that stays too busy. The NICs of `eased` ranks are taken for faster than
+    they are, by EASE.
     """
     reference = bound_s if bound_s > 0 else 1.0
     inv, inv_up = link_shares(topology, n_ranks, reference)
+    if eased is not None:
+        inv[0, eased] /= EASE
     load, up = np.zeros_like(inv), np.zeros_like(inv_up)
     work = _Work(patterns, chunks, topology, n_ranks, inv, inv_up, most_depth)
-    order = np.lexsort((np.arange(len(chunks.pattern)), -chunks.n_bytes))
+    order = _largest_first(chunks)
     if start is not None:
         work.take(start, load, up)
 
@@ -109,7 +119,58 @@ def balance(
             calm = 0 if found < best * (1 - LEAST_GAIN) else calm + 1
             if found < best:
                 best, kept = found, None
-    return replace(work.trees() if kept is None else kept, busiest_s=best * reference)
+    result = work.trees() if kept is None else kept
+    if eased is not None:
+        return with_busiest(result, chunks, topology, n_ranks)
+    return replace(result, busiest_s=best * reference)
+
+
+def level(
+    given: Balanced, senders: Ranks, patterns: Patterns, chunks: Chunks, topology: Topology, n_ranks: int, bound_s: float, *,
+    staging: bool, most_depth: int, most_s: float,
+) -> Balanced:  # fmt: skip
+    """The trees changed until no NIC of `senders` sends for longer than they do on average, as far as that goes while no link is
+    busy for more than `most_s`; those given where nothing better is found.
+
+    Rule: the senders' NICs are taken for so slow that the mean one is at the bound, the other ranks' for so slow that the busiest
+    of them is: so these don't take over. Then what crosses too busy links is routed anew.
+    """
+    reference = bound_s if bound_s > 0 else 1.0
+    inv, inv_up = link_shares(topology, n_ranks, reference)
+    work = _Work(patterns, chunks, topology, n_ranks, inv, inv_up, most_depth)
+    load, up = np.zeros_like(inv), np.zeros_like(inv_up)
+    work.take(given, load, up)
+    order = _largest_first(chunks)
+    kept, kept_s = given, given.busiest_s
+    best = np.inf if given.busiest_s > most_s else unevenness(load[0, senders])
+    slower = np.full(inv.shape[1], 1.0 / (float(np.delete(load[0], senders).max(initial=0.0)) or 1.0))
+    calm = 0
+    for _ in range(MOST_LEVELLING):
+        mean = float(load[0, senders].mean())
+        if best <= LEVEL or calm >= PATIENCE or mean <= 0.0:
+            break
+        slower[senders] = 1.0 / mean
+        above = max(1.0 + EXCESS[1] * (unevenness(load[0, senders]) - 1.0), 1.0 + LEAST_GAIN)
+        for row in (inv[0], load[0]):
+            row *= slower
+        work.sweep(order, above, load, up, staging)
+        for row in (inv[0], load[0]):
+            row /= slower
+        found, busiest_s = unevenness(load[0, senders]), float(work.kernel.busiest(load, up)) * reference
+        calm = 0 if found < best * (1 - LEAST_GAIN) else calm + 1
+        if found < best and busiest_s <= most_s:
+            best, kept, kept_s = found, work.trees(), busiest_s
+    return replace(kept, busiest_s=kept_s)
+
+
+def unevenness(load: NDArray[np.float64]) -> float:
+    """Maximum over mean of what ranks send; 1 where they send nothing."""
+    mean = float(load.mean()) if len(load) else 0.0
+    return float(load.max()) / mean if mean > 0 else 1.0
+
+
+def _largest_first(chunks: Chunks) -> Ints:
+    return np.lexsort((np.arange(len(chunks.pattern)), -chunks.n_bytes))
 
 
 def price_trees(
@@ -214,6 +275,13 @@ def with_busiest(given: Balanced, chunks: Chunks, topology: Topology, n_ranks: i
     lane = given.kind[hop] % np.uint8(balance_kernel.STAGED)
     busiest_s = busiest_of(given.src[hop], given.dst[hop], lane, chunks.n_bytes[chunk], topology, n_ranks)
     return replace(given, busiest_s=busiest_s)
+
+
+def sent_by(given: Balanced, chunks: Chunks, n_ranks: int) -> NDArray[np.float64]:
+    """Bytes that each rank sends over its NICs."""
+    hop, chunk = _hops(given)
+    far = given.kind[hop] % np.uint8(balance_kernel.STAGED) < balance_kernel.HAND_OVER
+    return np.bincount(given.src[hop[far]], weights=chunks.n_bytes[chunk[far]], minlength=n_ranks).astype(np.float64)
 
 
 def link_loads(

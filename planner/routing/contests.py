@@ -1,19 +1,18 @@
 """Several ways to route one problem, compared by prediction: which a balanced strategy takes.
 
 Rule: a way whose busiest link is far over the bound doesn't take part, so the strategies keep what they promise of links; of the
-others the fastest by prediction wins. Small plans are simulated. Large ones are compared by when their last step would end if
-every port carried one message at a time, which costs a fifth.
+others the fastest by prediction wins, or one that is hardly slower and loads the sources more evenly, so that none of them is
+a straggler. Small plans are simulated. Large ones are compared by when their last step would end if every port carried one
+message at a time, which costs a fifth.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from shardroute.planner.backends.channels import Path
 from shardroute.planner.plans import Backend, Boxes, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, routes_of
+from shardroute.planner.routing.balance import Balanced, routes_of, unevenness
 from shardroute.planner.routing.chunked import Chunked
 from shardroute.planner.routing.costs import Costs, calibration_for, costs_of
 from shardroute.planner.routing.lowering import Arranged, arrange, finish
@@ -34,15 +33,26 @@ CLOSE = 1.3
 FEW_STEPS = 3_000
 # Busiest links within this of each other are as good as equal.
 SAME = 1.001
+# Senders are even when the busiest source is this near to their mean, and this much longer a plan may take for it.
+EVEN = 1.01
+WORTH = 1.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entrant:
-    """A way to route: how busy its busiest link is, when its last step would end, the number of its steps, and its plan."""
+    """A way to route.
+
+    busiest_s   seconds of its busiest link at nominal rates
+    ends_s      when its last step would end
+    unevenness  the busiest source rank over their mean, by what they send over NICs
+    rule        whether it is the very routes of a fixed rule: a plan that is slower than these doesn't win
+    """
 
     busiest_s: float
     ends_s: float
+    unevenness: float
     n_steps: int
+    rule: bool
     plan: Callable[[], Plan]
 
 
@@ -57,14 +67,16 @@ def entrant_of(
 
 def arranged_entrant(
     strategy: str, problem: Problem, topology: Topology, backend: Backend, options: Options, boxes: tuple[Boxes, ...],
-    arranged: Arranged,
+    arranged: Arranged, *, rule: bool = False,
 ) -> Entrant:  # fmt: skip
     """The entrant of arranged routes."""
+    sent = arranged.sent(problem.n_ranks)[problem.source.ranks]
 
     def plan() -> Plan:
         return finish(strategy, problem, boxes, topology, backend, arranged, options)
 
-    return Entrant(arranged.busiest_s(topology, problem.n_ranks), arranged.ends_s, arranged.n_rows, plan)
+    busiest_s = arranged.busiest_s(topology, problem.n_ranks)
+    return Entrant(busiest_s, arranged.ends_s, unevenness(sent), arranged.n_rows, rule, plan)
 
 
 def best_plan(
@@ -82,11 +94,19 @@ def best_plan(
         left = [e for e in entrants if e.busiest_s <= max(allowed, least * SAME)]
     left.sort(key=lambda e: e.ends_s)
     if len(left) == 1 or calibration is None or is_long(bound_s, costs) or left[0].n_steps > ENTRANT_STEPS:
-        return left[0].plan()
+        return _winner([(e.ends_s, e) for e in left]).plan()
     close = left[0].ends_s * CLOSE
     return _fastest(
         [e for e in left if e.n_steps <= ENTRANT_STEPS and (e.ends_s <= close or e.n_steps <= FEW_STEPS)], calibration
     )
+
+
+def _winner(found: Sequence[tuple[float, Entrant]]) -> Entrant:
+    """The fastest, by the seconds given, of those that load the sources most evenly and are not too slow for it."""
+    allowed = min([WORTH * min(seconds for seconds, _ in found), *(seconds for seconds, entrant in found if entrant.rule)])
+    near = [(seconds, entrant) for seconds, entrant in found if seconds <= allowed]
+    even = max(EVEN, SAME * min(entrant.unevenness for _, entrant in near))
+    return min(((s, e) for s, e in near if e.unevenness <= even), key=lambda pair: pair[0])[1]
 
 
 def is_long(bound_s: float, costs: Costs | None) -> bool:
@@ -96,14 +116,13 @@ def is_long(bound_s: float, costs: Costs | None) -> bool:
 
 def _fastest(entrants: Sequence[Entrant], calibration: Calibration) -> Plan:
     """By simulation, those that look best first, as long as the steps allow."""
-    best, best_s, n_steps = None, np.inf, 0
+    found: list[tuple[float, Entrant]] = []
+    plans: dict[int, Plan] = {}
+    n_steps = 0
     for entrant in entrants:
         n_steps += entrant.n_steps
-        if best is not None and n_steps > SIMULATED_STEPS:
+        if found and n_steps > SIMULATED_STEPS:
             break
-        plan = entrant.plan()
-        seconds = predict(plan, calibration).predicted_s
-        if best is None or seconds < best_s:
-            best, best_s = plan, seconds
-    assert best is not None
-    return best
+        plans[id(entrant)] = entrant.plan()
+        found.append((predict(plans[id(entrant)], calibration).predicted_s, entrant))
+    return plans[id(_winner(found))]

@@ -52,16 +52,24 @@ class Costs:
 
     def rate_Bps(self, n_bytes: float, path: Path, backend: Backend = Backend.NCCL) -> float:
         """The most that one message gets."""
-        link = self.near_Bps if path is Path.NVLINK else self.far_Bps
+        link = self.link_Bps(path)
         if backend in PUTS and self.put is not None:
             return min(self.put.rate_Bps(path), link)
         if self.law is not None:
             return min(float(self.law.rate_Bps(n_bytes, self.n_ranks, self.one_domain, path)), link)
         return link
 
+    def link_Bps(self, path: Path) -> float:
+        """What the NVLink or the NICs of a GPU reach."""
+        return self.near_Bps if path is Path.NVLINK else self.far_Bps
+
+    def starts_at_once(self, n_queues: int, path: Path, backend: Backend) -> int:
+        """How many messages' starts overlap: a GPU's puts over NVLink run one at a time, on a copy engine."""
+        return 1 if backend in PUTS and path is Path.NVLINK else n_queues
+
     def queues(self, n_bytes: float, path: Path, backend: Backend = Backend.NCCL) -> int:
         """Messages of this size that fill a link together, N_QUEUES at least: a receiver may be shared at any moment."""
-        link = self.near_Bps if path is Path.NVLINK else self.far_Bps
+        link = self.link_Bps(path)
         return int(min(max(N_QUEUES, np.ceil(link / self.rate_Bps(n_bytes, path, backend))), MOST_QUEUES))
 
 

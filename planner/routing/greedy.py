@@ -13,7 +13,7 @@ import numpy as np
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, balance, with_busiest
+from shardroute.planner.routing.balance import LEVEL, Balanced, balance, level, sent_by, unevenness, with_busiest
 from shardroute.planner.routing.chunked import Chunked, Whole, cut_into_chunks, look_at
 from shardroute.planner.routing.contests import ENTRANT_STEPS, Entrant, arranged_entrant, best_plan, entrant_of, is_long
 from shardroute.planner.routing.costs import costs_of
@@ -59,26 +59,29 @@ def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, opti
     def enter(chunked: Chunked, found: Balanced) -> Entrant:
         return entrant_of(strategy, problem, topology, backend, options, chunked, found)
 
+    long = is_long(whole.bound_s, costs_of(topology, problem.n_ranks, options))
     chunked = cut_into_chunks(whole, options, CHUNKS_OVER_BUSIEST_LINK)
     n_hops = chunked.n_hops
     relay = by_rule(Rule.RELAY, chunked, topology)
-    good = relay.busiest_s <= chunked.bound_s * GOOD_ENOUGH
+    plain = relay
+    if n_hops <= RULE_ALONE_HOPS or relay.busiest_s > chunked.bound_s * RULE_OVER:
+        plain = balanced(chunked, topology, GOOD_ENOUGH)
     if n_hops > RULE_ALONE_HOPS:
-        near = relay.busiest_s <= chunked.bound_s * RULE_OVER
-        return [enter(chunked, relay if near else balanced(chunked, topology, GOOD_ENOUGH))]
-    entrants = [enter(chunked, balanced(chunked, topology, GOOD_ENOUGH))]
-    if good:
-        entrants.append(enter(chunked, relay))
-    else:
-        entrants.append(enter(chunked, balanced(chunked, topology, GOOD_ENOUGH, relay)))
+        alone = [relay] if plain is relay else with_level(chunked, topology, plain, GOOD_ENOUGH, afresh=not long)
+        return [enter(chunked, alone[-1])]
+    found = [*with_level(chunked, topology, plain, GOOD_ENOUGH, afresh=not long)]
+    mended = balanced(chunked, topology, GOOD_ENOUGH, relay)
+    found += [mended] if long else with_level(chunked, topology, mended, GOOD_ENOUGH, relay, afresh=True)
+    entrants = [enter(chunked, trees) for trees in found]
     entrants.append(_exactly(strategy, Rule.RELAY, whole, topology, backend, options))
-    if is_long(whole.bound_s, costs_of(topology, problem.n_ranks, options)):
+    if long:
         return entrants  # bytes are all that counts, and coarse chunks only balance worse
     for n_chunks, larger in COARSER:
         coarse = cut_into_chunks(whole, options, n_chunks, larger)
         is_new = coarse.n_hops != n_hops or (coarse.message_bytes > chunked.message_bytes and chunked.message_bytes < whole.into)
         if coarse.n_hops <= ENTRANT_STEPS and is_new:
-            entrants.append(enter(coarse, balanced(coarse, topology, GOOD_ENOUGH)))
+            plain = balanced(coarse, topology, GOOD_ENOUGH)
+            entrants += [enter(coarse, trees) for trees in with_level(coarse, topology, plain, GOOD_ENOUGH, afresh=True)]
     if entrants[0].n_steps <= DIRECT_STEPS:
         entrants.append(_exactly(strategy, Rule.DIRECT, whole, topology, backend, options))
     return entrants
@@ -87,15 +90,45 @@ def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, opti
 def _exactly(strategy: str, rule: Rule, whole: Whole, topology: Topology, backend: Backend, options: Options) -> Entrant:
     """The very routes of a fixed rule: so the strategy is not slower, where links allow them to take part."""
     boxes, arranged = arranged_by_rule(rule, whole.problem, whole.pieces, whole.patterns, topology, options)
-    return arranged_entrant(strategy, whole.problem, topology, backend, options, boxes, arranged)
+    return arranged_entrant(strategy, whole.problem, topology, backend, options, boxes, arranged, rule=True)
 
 
-def balanced(chunked: Chunked, topology: Topology, good_enough: float, start: Balanced | None = None) -> Balanced:
-    """Trees for all chunks, from nothing or from trees that are mended."""
+def balanced(
+    chunked: Chunked, topology: Topology, good_enough: float, start: Balanced | None = None, *, eased: bool = False
+) -> Balanced:
+    """Trees for all chunks, from nothing or from trees that are mended; `eased` has source ranks send more of what they hold."""
+    problem = chunked.whole.problem
     return balance(
-        chunked.patterns, chunked.chunks, topology, chunked.whole.problem.n_ranks, chunked.bound_s, staging=chunked.staging,
-        most_depth=chunked.most_depth, good_enough=good_enough, start=start,
+        chunked.patterns, chunked.chunks, topology, problem.n_ranks, chunked.bound_s, staging=chunked.staging,
+        most_depth=chunked.most_depth, good_enough=good_enough, start=start, eased=problem.source.ranks if eased else None,
     )  # fmt: skip
+
+
+def with_level(
+    chunked: Chunked, topology: Topology, found: Balanced, good_enough: float, start: Balanced | None = None, *,
+    afresh: bool = False,
+) -> list[Balanced]:  # fmt: skip
+    """The trees, and where the source ranks send unevenly others in which they don't, as far as links allow.
+
+    They are the same trees mended, or with `afresh` eased ones from `start` mended where their links are no busier.
+    """
+    problem = chunked.whole.problem
+    sources = problem.source.ranks
+
+    def uneven(trees: Balanced) -> float:
+        return unevenness(sent_by(trees, chunked.chunks, problem.n_ranks)[sources])
+
+    if uneven(found) <= LEVEL:
+        return [found]
+    most_s = max(found.busiest_s, chunked.bound_s * good_enough)
+    for given in (*([balanced(chunked, topology, good_enough, start, eased=True)] if afresh else []), found):
+        result = level(
+            given, sources, chunked.patterns, chunked.chunks, topology, problem.n_ranks, chunked.bound_s,
+            staging=chunked.staging, most_depth=chunked.most_depth, most_s=most_s,
+        )  # fmt: skip
+        if result.busiest_s <= most_s and uneven(result) < uneven(found):
+            return [found, result]
+    return [found]
 
 
 def by_rule(rule: Rule, chunked: Chunked, topology: Topology) -> Balanced:

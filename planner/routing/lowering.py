@@ -16,7 +16,7 @@ from shardroute.planner.layouts.fragments import Ints, Ranks
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, places, queued, ranges
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing import schedule_kernel
-from shardroute.planner.routing.costs import PUTS, Costs
+from shardroute.planner.routing.costs import Costs
 from shardroute.planner.routing.links import busiest_of, link_rates
 from shardroute.planner.routing.options import N_QUEUES, Options
 from shardroute.planner.routing.routes import Routes
@@ -56,18 +56,30 @@ class Arranged:
         walk = self.walk
         return busiest_of(walk.src, walk.dst, walk.lane, self.bundling.n_bytes[walk.bundle], topology, n_ranks)
 
+    def sent(self, n_ranks: int) -> NDArray[np.float64]:
+        """Bytes that each rank sends over its NICs."""
+        walk = self.walk
+        far = walk.lane < Lane.HAND_OVER
+        n_bytes = self.bundling.n_bytes[walk.bundle[far]]
+        return np.bincount(walk.src[far], weights=n_bytes, minlength=n_ranks).astype(np.float64)
 
-def arrange(routes: Routes, topology: Topology, message_bytes: int, options: Options, costs: Costs | None) -> Arranged:
-    """Bundles of about `message_bytes` along each tree, in order; at most that if the options ask for it.
+
+def arrange(
+    routes: Routes, topology: Topology, message_bytes: int | Ints, options: Options, costs: Costs | None,
+    carried_by: tuple[Backend, Backend] | None = None,
+) -> Arranged:  # fmt: skip
+    """Bundles of about `message_bytes` (for all trees, or of each) along each tree, in order; at most that if the options ask so.
 
     Bundles on trees that stage are small enough for `options.staging_bytes`, if their largest piece is. Without costs a message
-    takes its bytes at nominal rates and nothing else.
+    takes its bytes at nominal rates and nothing else. `carried_by` are the libraries on NVLink and on NICs; by default the
+    cheapest that the options allow.
     """
     bundling = _bundle(routes, message_bytes, options.staging_bytes, strict=options.message_bytes is not None)
     walk, end_s = _walk(routes, bundling, topology)
     n_bytes = bundling.n_bytes[walk.bundle]
     near, far = (
-        _carrier(path, rows, walk, n_bytes, end_s, topology, options, costs) for path, rows in _by_path(walk.lane)
+        _carrier(path, rows, walk, n_bytes, end_s, topology, options if by is None else replace(options, backends=(by,)), costs)
+        for (path, rows), by in zip(_by_path(walk.lane), carried_by or (None, None), strict=True)
     )
     return Arranged(routes, bundling, walk, max(near.ends_s, far.ends_s), near, far)
 
@@ -110,7 +122,7 @@ class _Bundling:
     slot_bytes: Ints
 
 
-def _bundle(routes: Routes, message_bytes: int, staging_bytes: int, *, strict: bool) -> _Bundling:
+def _bundle(routes: Routes, message_bytes: int | Ints, staging_bytes: int, *, strict: bool) -> _Bundling:
     """Entries cut into bundles of at most `message_bytes` along each tree; where it stages, a quarter of the staging memory."""
     stages = np.zeros(len(routes.tree_ptr) - 1, dtype=bool)
     stages[np.repeat(np.arange(len(stages)), np.diff(routes.tree_ptr))[routes.staged]] = True
@@ -118,7 +130,8 @@ def _bundle(routes: Routes, message_bytes: int, staging_bytes: int, *, strict: b
     tree, n_bytes = routes.tree[order], routes.n_bytes[order]
     room = -(-n_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
     largest = int(room[stages[tree]].max(initial=1))
-    limit = np.where(stages[tree], max(largest, min(message_bytes, staging_bytes // 4)), message_bytes)
+    most = np.broadcast_to(message_bytes, len(stages))[tree]
+    limit = np.where(stages[tree], np.maximum(largest, np.minimum(most, staging_bytes // 4)), most)
     taken = np.where(stages[tree], room, n_bytes)
     first_of_tree = np.flatnonzero(np.diff(tree, prepend=-1))
     n_entries = np.diff(np.append(first_of_tree, len(order)))
@@ -205,7 +218,7 @@ def _carrier(
         n_queues = N_QUEUES if most is None else min(N_QUEUES, most)
         return _Carrier(options.backends[0], n_queues, float(end_s[rows].max(initial=0.0)))
     size, last_s = float(np.median(n_bytes[rows])), float(end_s[rows].max())
-    nominal, link = (topology.nvlink_Bps, costs.near_Bps) if path is Path.NVLINK else (topology.nic_Bps, costs.far_Bps)
+    nominal, link = topology.nvlink_Bps if path is Path.NVLINK else topology.nic_Bps, costs.link_Bps(path)
     n_starts = max(int(np.bincount(rank[rows]).max()) for rank in (walk.src, walk.dst))
     found = []
     for backend in [b for b in options.backends if b in costs.backends()] or options.backends[:1]:
@@ -213,8 +226,7 @@ def _carrier(
         n_queues = wanted if most is None else min(wanted, most)
         reached = min(link, n_queues * costs.rate_Bps(size, path, backend))
         slower = float(np.median(nominal[: costs.n_ranks])) / reached
-        # A GPU's puts over NVLink run one at a time, so their starts don't overlap.
-        at_once = 1 if backend in PUTS and path is Path.NVLINK else n_queues
+        at_once = costs.starts_at_once(n_queues, path, backend)
         ends_s = last_s * slower + n_starts * costs.start_s(size, path, backend) / at_once
         found.append(_Carrier(backend, n_queues, ends_s))
     return min(found, key=lambda carrier: carrier.ends_s)

@@ -16,11 +16,14 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, Chunks, link_loads, price_trees
+from shardroute.planner.routing.balance import Balanced, Chunks, link_loads, price_trees, routes_of, sent_by
+from shardroute.planner.routing.carriage import carry
 from shardroute.planner.routing.chunked import Chunked, cut_into_chunks, look_at
-from shardroute.planner.routing.contests import best_plan, entrant_of
-from shardroute.planner.routing.greedy import balanced, one_backend_each, ways
+from shardroute.planner.routing.contests import Entrant, arranged_entrant, best_plan, entrant_of
+from shardroute.planner.routing.costs import costs_of
+from shardroute.planner.routing.greedy import balanced, one_backend_each, ways, with_level
 from shardroute.planner.routing.loads import busiest_s
+from shardroute.planner.routing.lowering import arrange
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.patterns import Patterns
 from shardroute.planner.routing.programs import Program, solve
@@ -37,8 +40,12 @@ MOST_OVER = 1.02
 LEAST_BOUND_S = 20e-6
 # Rounds of pricing; each adds at most one tree a pattern.
 MOST_ROUNDS = 8
+# What the last program may take where the others have used up the limit; it has some hundred columns.
+LEAST_TIME_S = 1.0
 # What a byte of any hop costs beside the busiest link: it decides between routes that are equally fast.
 HOP_COST = 1e-4
+# What the seconds of the busiest source's NIC cost beside those of the busiest link: sources are levelled where they don't bind.
+SENDER_COST = 0.01
 # Columns of the program over domains above which it is left out: the cuts are the bound then.
 MOST_DOMAIN_COLUMNS = 400_000
 
@@ -75,12 +82,31 @@ def solution(problem: Problem, whole: Sequence[Pieces], topology: Topology, back
         by_domains, solver = domain_bound_s(chunked.patterns, topology, problem.n_ranks, max(left / 4, 0.1))
         bound_s = max(bound_s, by_domains)
         if found.busiest_s > bound_s * NEAR_ENOUGH:
-            found = _improved(chunked, topology, problem.n_ranks, found, began + options.time_limit_s)
-    entrants = [entrant_of("optimal", problem, topology, backend, options, chunked, found)]
+            found = _improved(chunked, topology, found, began + options.time_limit_s)
+    level = with_level(chunked, topology, found, MOST_OVER, afresh=True)
+    entrants = [entrant_of("optimal", problem, topology, backend, options, chunked, trees) for trees in level]
+    left = max(began + options.time_limit_s - time.perf_counter(), LEAST_TIME_S)
+    entrants += [e for trees in level for e in _carried(chunked, topology, backend, options, trees, left / len(level))]
     entrants += [e for each in one_backend_each(options) for e in ways("optimal", seen, topology, backend, each)]
     plan = best_plan(entrants, topology, problem.n_ranks, options, bound_s, MOST_OVER)
     objective_s = busiest_s(plan)
     return Solution(plan, objective_s, min(bound_s, objective_s), solver)
+
+
+def _carried(
+    chunked: Chunked, topology: Topology, backend: Backend, options: Options, trees: Balanced, time_limit_s: float
+) -> list[Entrant]:
+    """The entrant that moves each chunk by its tree, in messages of the sizes and by the libraries that the program chooses."""
+    problem = chunked.whole.problem
+    costs = costs_of(topology, problem.n_ranks, options)
+    if costs is None:
+        return []
+    routes = routes_of(chunked.entries, chunked.chunks, trees)
+    found = carry(routes, topology, costs, options, time_limit_s)
+    if found is None:
+        return []
+    arranged = arrange(routes, topology, found.message_bytes, options, costs, (found.near, found.far))
+    return [arranged_entrant("optimal", problem, topology, backend, options, chunked.boxes, arranged)]
 
 
 def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_limit_s: float) -> tuple[float, str]:
@@ -135,24 +161,28 @@ def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_li
     return (0.0, "none: out of time") if found is None or not np.isfinite(found.bound) else (found.bound, found.solver)
 
 
-def _improved(chunked: Chunked, topology: Topology, n_ranks: int, start: Balanced, deadline: float) -> Balanced:
+def _improved(chunked: Chunked, topology: Topology, start: Balanced, deadline: float) -> Balanced:
     """The best of `start` and what the program over trees gives, cut back to chunks."""
-    pool = _pool(chunked, start)
-    best = start
+    problem = chunked.whole.problem
+    best, best_cost = start, _cost(chunked, topology, start)
+    pool = _pool_of(start, chunked.chunks.pattern)
+    for trees in with_level(chunked, topology, start, MOST_OVER, afresh=True)[1:]:
+        pool = _joined(pool, _pool_of(trees, chunked.chunks.pattern))
     for _ in range(MOST_ROUNDS):
         left = deadline - time.perf_counter()
         if left <= 0:
             break
-        shares, duals = _master(chunked.patterns, pool, topology, n_ranks, chunked.bound_s, left)
+        shares, duals = _master(chunked, pool, topology, left)
         if shares is None:
             break
-        candidate = _cut_back(chunked, pool, shares, topology, n_ranks)
-        if candidate.busiest_s < best.busiest_s:
-            best = candidate
+        candidate = _cut_back(chunked, pool, shares, topology, problem.n_ranks)
+        cost = _cost(chunked, topology, candidate)
+        if cost < best_cost:
+            best, best_cost = candidate, cost
         if duals is None or best.busiest_s <= chunked.bound_s * NEAR_ENOUGH:
             break
         priced = price_trees(
-            chunked.patterns, topology, n_ranks, duals, staging=chunked.staging, most_depth=chunked.most_depth
+            chunked.patterns, topology, problem.n_ranks, duals, staging=chunked.staging, most_depth=chunked.most_depth
         )
         larger = _joined(pool, _pool_of(priced, np.arange(len(chunked.patterns))))
         if len(larger.pattern) == len(pool.pattern):
@@ -161,16 +191,20 @@ def _improved(chunked: Chunked, topology: Topology, n_ranks: int, start: Balance
     return best
 
 
+def _cost(chunked: Chunked, topology: Topology, trees: Balanced) -> float:
+    """The objective of the program over trees, but for the cost of hops."""
+    problem = chunked.whole.problem
+    sources = problem.source.ranks
+    sent = sent_by(trees, chunked.chunks, problem.n_ranks)[sources] / np.maximum(topology.nic_Bps[sources], 1.0)
+    return trees.busiest_s + SENDER_COST * float(sent.max(initial=0.0))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pool:
     """Distinct trees of patterns: the pattern of each, and its hops as bytes-comparable rows (src, dst, parent, kind)."""
 
     pattern: Ints
     rows: tuple[NDArray[np.int32], ...]
-
-
-def _pool(chunked: Chunked, found: Balanced) -> _Pool:
-    return _pool_of(found, chunked.chunks.pattern)
 
 
 def _pool_of(found: Balanced, pattern: Ints) -> _Pool:
@@ -194,36 +228,50 @@ def _joined(first: _Pool, second: _Pool) -> _Pool:
 
 
 def _master(
-    patterns: Patterns, pool: _Pool, topology: Topology, n_ranks: int, reference_s: float, time_limit_s: float
+    chunked: Chunked, pool: _Pool, topology: Topology, time_limit_s: float
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """The program over trees: the share of its pattern that each tree of the pool carries, and the duals of the links."""
+    problem, patterns = chunked.whole.problem, chunked.patterns
     length = np.array([len(r) for r in pool.rows])
     owner = np.repeat(np.arange(len(length)), length)
     hops = np.concatenate(pool.rows)
-    link, hop, share = link_loads(hops, topology, n_ranks, reference_s)
+    link, hop, share = link_loads(hops, topology, problem.n_ranks, chunked.bound_s)
     unit = patterns.n_bytes.astype(np.float64)[pool.pattern]
     n_trees, n_patterns = len(pool.pattern), len(patterns)
     key, at = np.unique(owner[hop] * (link.max() + 1) + link, return_inverse=True)
     value = np.bincount(at, weights=share * unit[owner[hop]])
     used, row_of = np.unique(key % (link.max() + 1), return_inverse=True)
     per_tree = np.bincount(key // (link.max() + 1), weights=value, minlength=n_trees)
+    # Columns: T, the busiest source S, the trees. Rows: patterns, links under T, links out of sources under S.
+    out = np.flatnonzero(np.isin(used, problem.source.ranks))
+    of_out = np.full(len(used), -1)
+    of_out[out] = np.arange(len(out))
+    sends = np.flatnonzero(of_out[row_of] >= 0)
+    tree, n_links = 2 + key // (link.max() + 1), len(used)
+    first_out = n_patterns + n_links
     program = Program(
-        cost=np.concatenate([[1.0], HOP_COST * per_tree / max(float(per_tree.sum()), 1e-30)]),
-        upper=np.concatenate([[np.inf], np.ones(n_trees)]),
-        row=np.concatenate([pool.pattern, n_patterns + row_of, n_patterns + np.arange(len(used))]),
-        column=np.concatenate([1 + np.arange(n_trees), 1 + key // (link.max() + 1), np.zeros(len(used), dtype=np.int64)]),
-        value=np.concatenate([np.ones(n_trees), value, -np.ones(len(used))]),
-        row_low=np.concatenate([np.ones(n_patterns), np.full(len(used), -np.inf)]),
-        row_high=np.concatenate([np.ones(n_patterns), np.zeros(len(used))]),
-    )
+        cost=np.concatenate([[1.0, SENDER_COST], HOP_COST * per_tree / max(float(per_tree.sum()), 1e-30)]),
+        upper=np.concatenate([[np.inf, np.inf], np.ones(n_trees)]),
+        row=np.concatenate([
+            pool.pattern, n_patterns + row_of, n_patterns + np.arange(n_links), first_out + of_out[row_of[sends]],
+            first_out + np.arange(len(out)),
+        ]),
+        column=np.concatenate([
+            2 + np.arange(n_trees), tree, np.zeros(n_links, dtype=np.int64), tree[sends], np.ones(len(out), dtype=np.int64),
+        ]),
+        value=np.concatenate([np.ones(n_trees), value, -np.ones(n_links), value[sends], -np.ones(len(out))]),
+        row_low=np.concatenate([np.ones(n_patterns), np.full(n_links + len(out), -np.inf)]),
+        row_high=np.concatenate([np.ones(n_patterns), np.zeros(n_links + len(out))]),
+    )  # fmt: skip
     found = solve(program, time_limit_s)
     if found is None:
         return None, None
     duals = None
     if found.duals is not None:
         duals = np.zeros(4 * topology.n_gpus + topology.n_domains)
-        duals[used] = np.maximum(-found.duals[n_patterns:], 0.0)
-    return found.x[1:], duals
+        duals[used] = np.maximum(-found.duals[n_patterns:first_out], 0.0)
+        duals[used[out]] += np.maximum(-found.duals[first_out:], 0.0)
+    return found.x[2:], duals
 
 
 def _cut_back(chunked: Chunked, pool: _Pool, shares: NDArray[np.float64], topology: Topology, n_ranks: int) -> Balanced:
