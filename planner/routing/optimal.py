@@ -27,6 +27,7 @@ from shardroute.planner.routing.lowering import arrange
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.patterns import Patterns
 from shardroute.planner.routing.programs import Program, solve
+from shardroute.planner.routing.symmetries import merged
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
@@ -113,7 +114,7 @@ def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_li
     """The program over domains: how much each domain sends of each class of pieces; its cost is a bound on every plan.
 
     A class is a set of home domains and a set of away domains. Every away domain takes a class in once at least, so the domains
-    send it that often, the homes once at least, and an away domain nothing to itself.
+    send it that often, the homes once at least, and an away domain nothing to itself. Like domains are one variable.
     """
     classes: dict[tuple[bytes, int], int] = {}
     n_bytes: list[int] = []
@@ -132,7 +133,9 @@ def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_li
             n_home.append(homes)
         n_bytes[number] += count
     n_classes = len(n_bytes)
-    if not n_classes or sum(map(len, domains)) > MOST_DOMAIN_COLUMNS:
+    if not n_classes:
+        return 0.0, "none needed"
+    if sum(map(len, domains)) > MOST_DOMAIN_COLUMNS:
         return 0.0, "none: too many classes"
     ranks = slice(0, n_ranks)
     nic = np.bincount(topology.domain[ranks], weights=topology.nic_Bps[ranks], minlength=topology.n_domains)
@@ -157,7 +160,7 @@ def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_li
         row_low=np.concatenate([away, np.ones(n_classes), np.full(len(rate), -np.inf)]),
         row_high=np.concatenate([away.astype(np.float64), np.full(n_classes, np.inf), np.zeros(len(rate))]),
     )
-    found = solve(program, time_limit_s)
+    found = solve(merged(program), time_limit_s)
     return (0.0, "none: out of time") if found is None or not np.isfinite(found.bound) else (found.bound, found.solver)
 
 
