@@ -25,6 +25,7 @@ PUBLISHED = {
     "llama-3.1-70b": 70_553_706_496,
     "mixtral-8x7b": 46_702_792_704,
     "nemotron-3-nano-30b-a3b": 31_577_937_344,
+    "nemotron-3-ultra-550b-a55b": 549_308_993_536,
     "qwen3-0.6b": 596_049_920,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-30b-a3b": 30_532_122_624,
@@ -256,12 +257,23 @@ def test_the_layers_of_a_hybrid_follow_its_pattern() -> None:
     }
 
 
+def test_experts_of_a_latent_size_work_in_it_beside_two_projections() -> None:
+    whole, latent = tiny("nemotron_h"), tiny("nemotron_h", moe_latent_size=8)
+
+    widths = {t.name.split(".", 3)[-1]: t.shape for t in latent.tensors}
+    hidden = next(t.shape[1] for t in whole.tensors if t.name.endswith("mixer.gate.weight"))
+    assert widths["mixer.fc1_latent_proj.weight"] == (8, hidden)
+    assert widths["mixer.fc2_latent_proj.weight"] == (hidden, 8)
+    assert widths["mixer.experts.*.up_proj.weight"][2] == widths["mixer.experts.*.down_proj.weight"][1] == 8
+    assert {t.shape for t in whole.tensors if "shared" in t.name} == {t.shape for t in latent.tensors if "shared" in t.name}
+
+
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
         ("nemotron_h", {"hybrid_override_pattern": "M*E-X"}, "has 5 layers and the unknown X; expected 5 of M (Mamba-2)"),
         ("nemotron_h", {"hybrid_override_pattern": "M*"}, "has 2 layers; expected 5 of"),
-        ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size is set, which isn't known for nemotron_h"),
+        ("nemotron_h", {"mamba_proj_bias": True}, "mamba_proj_bias is set, which isn't known for nemotron_h"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias = true isn't known for deepseek_v3; expected false"),
         ("deepseek_v3", {"kv_lora_rank": None}, "key 'kv_lora_rank' is missing"),
     ],

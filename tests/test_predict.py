@@ -56,7 +56,9 @@ def test_one_copy_inside_a_domain_goes_by_nvlink() -> None:
 def test_two_copies_from_one_nic_share_it() -> None:
     found = copies((0, [8, 16]), 10 * MB, 24)
 
-    assert found.predicted_s == pytest.approx(LAUNCH_S + COSTS.nic.latency_s + 20 * MB / NIC_Bps)
+    # Both are of one group: a launch for the two of them, and the second message's own cost.
+    start_s = LAUNCH_S + COSTS.message_s + COSTS.nic.latency_s
+    assert found.predicted_s == pytest.approx(start_s + 20 * MB / NIC_Bps)
     assert found.resources[0].name == "NIC out of GPU 0"
     assert found.resources[0].n_bytes == 20 * MB
     assert found.resources[0].busy_s == pytest.approx(20 * MB / NIC_Bps)
@@ -104,6 +106,37 @@ def test_a_broadcast_alone_takes_what_nccl_takes_as_far_as_its_links_let_it() ->
     assert broadcast == pytest.approx(max(alone, start + 10 * MB / NIC_Bps))
 
 
+@pytest.mark.parametrize("backend", [Backend.NCCL, Backend.NVSHMEM])
+def test_what_a_rank_sends_and_receives_in_one_round_goes_in_one_group_and_puts_do_not(backend: Backend) -> None:
+    shape = (16, 16, 64)
+    sides = [place(shape, Mesh.of({"x": 16}, ranks), [Shard(dim)]) for ranks, dim in ((range(16), 0), (range(16, 32), 1))]
+    plan = make_plan(one_tensor(shape, "u8", *sides), build_topology(H100, None, 32), "direct")
+    steps = replace(plan.steps, backend=np.full_like(plan.steps.backend, backend))
+    costs = [replace(COSTS, message_s=message_s, figures=()) for message_s in (0.0, 1e-3)]
+
+    free, costly = (predict(replace(plan, steps=steps), cost).predicted_s for cost in costs)
+
+    # Each of 16 ranks sends to 16 others, one message of each queue a round: as many as there are queues go together.
+    rounds = len(plan.steps) // 16 / len(np.unique(plan.steps.lane))
+    further = len(np.unique(plan.steps.lane)) - 1
+    expected = rounds * further * 1e-3 if backend is Backend.NCCL else 0.0
+    assert costly - free == pytest.approx(expected, rel=0.05)
+
+
+def test_a_message_waits_for_the_larger_group_of_its_two_ends() -> None:
+    # Rank 8 receives from 7 others and rank 0 sends to 8 alone: the fan-in sets the start of all.
+    shape = (8, MB)
+    sides = place(shape, Mesh.of({"x": 8}, range(8)), [Shard(0)]), place(shape, Mesh.of({"x": 1}, [8]), [Replicate()])
+    plan = make_plan(one_tensor(shape, "u8", *sides), build_topology(H100, None, 9), "direct")
+    costs = replace(COSTS, message_s=1e-3, figures=())
+
+    found = predict(plan, costs)
+
+    assert len(plan.steps) == 8
+    start_s = LAUNCH_S + COSTS.nic.latency_s + 7 * costs.message_s
+    assert found.predicted_s == pytest.approx(start_s + 8 * MB / NIC_Bps)
+
+
 def test_a_put_is_driven_by_a_copy_engine() -> None:
     plan = copies((0, [3]), 10 * MB, 8, only_plan=True)
     steps = replace(plan.steps, backend=np.full_like(plan.steps.backend, Backend.NCCL_PUT))
@@ -132,7 +165,7 @@ def test_what_lies_in_several_runs_is_packed_and_unpacked_through_memory() -> No
     found = predict(plan, COSTS)
 
     # Columns of the source are packed; they lie in one run at their destination. Both leave by one NIC.
-    start_s = LAUNCH_S + COSTS.nic.latency_s + 5 * MB / COPY_Bps
+    start_s = LAUNCH_S + COSTS.message_s + COSTS.nic.latency_s + 5 * MB / COPY_Bps
     assert found.predicted_s == pytest.approx(start_s + 10 * MB / NIC_Bps)
 
 
@@ -197,6 +230,20 @@ def test_short_rows_cost_a_run_each_on_processes() -> None:
     step_s = costs.launch_s + costs.piece_s
     assert whole == pytest.approx(step_s + 1e-6 + 6000 / costs.copy_Bps)
     assert halves == pytest.approx(step_s + 1000e-6 + 3000 / costs.copy_Bps)  # two ranks at once on two cores
+
+
+def test_between_unlike_machines_a_message_has_the_channels_that_both_ends_give() -> None:
+    one_nic = replace(H100, name="one-nic", nic_Bps=H100.nic_Bps / 8, figures=())
+    whole = build_topology(H100, 1)
+    costs = replace(COSTS, p2p=replace(COSTS.p2p, channel_Bps=COSTS.p2p.channel_Bps / 100), figures=())
+    found = []
+    for machine in (H100, one_nic):
+        plan = copies((0, [8]), 10 * MB, 16, only_plan=True)
+        found.append(predict(plan, costs, join_topologies([whole, build_topology(machine, 1)])).predicted_s)
+
+    four, one = (10 * MB / (n * costs.p2p.channel_Bps) for n in (4, 1))
+    start_s = LAUNCH_S + COSTS.nic.latency_s
+    assert found == pytest.approx([start_s + four, start_s + one])
 
 
 def test_another_machine_must_have_enough_gpus() -> None:

@@ -12,14 +12,14 @@ from shardroute.executors.run import run_plan
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.check import check
 from shardroute.planner.layouts import load_model, parse_spec
-from shardroute.planner.plans import SOURCE, TARGET, Lane, Op, Plan, lane_of
+from shardroute.planner.plans import SOURCE, TARGET, Backend, Lane, Op, Plan, lane_of
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import refit_problem
-from shardroute.planner.routing import m2n_pack
+from shardroute.planner.routing import gather_broadcast, m2n_pack
 from shardroute.planner.routing.gather_broadcast import buffer_bytes_for
 from shardroute.planner.routing.hybrid import in_bulk
 from shardroute.planner.routing.m2n_rules import Chain, Comm, chains, is_split, leaders
-from shardroute.planner.routing.strategies import make_plan
+from shardroute.planner.routing.strategies import make_plan, pieces_of
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies import build_topology, default_calibration, load_machine
 from shardroute.topologies.errors import InputError
@@ -223,6 +223,41 @@ def test_no_buffer_is_exceeded_and_two_are_in_flight() -> None:
     # The next is gathered while one is broadcast, but not the one after the next.
     assert (found.start_s[gathers[1:]] < found.end_s[sends[:-1]]).all()
     assert (found.start_s[gathers[2:]] >= found.end_s[sends[:-2]]).all()
+
+
+def broadcast_ranks(plan: Plan) -> set[int]:
+    [group] = set(plan.steps.group[plan.steps.op == Op.BROADCAST].tolist())
+    return set(plan.group(group).tolist())
+
+
+def test_training_ranks_join_a_broadcast_that_leaves_their_domain_so_that_all_nics_carry_it() -> None:
+    far, near = (tensor_problem("64,64", "bf16", "x=8", "S0", f"x={n}", "S1") for n in (8, 2))
+    small = tensor_problem("64,64", "bf16", "x=4", "S0", "x=4", "S1")
+
+    joined, inside = planned(far, "gather-broadcast"), planned(small, "gather-broadcast")
+    alone = gather_broadcast.plan(far, pieces_of(far), joined.topology, Backend.NCCL, root_alone=True)
+
+    assert broadcast_ranks(joined) == set(range(16))
+    assert broadcast_ranks(planned(near, "gather-broadcast")) == set(range(10))
+    assert broadcast_ranks(inside) == {0, *range(4, 8)}
+    assert broadcast_ranks(alone) == {0, *range(8, 16)}
+    big = tensor_problem("4096,65536", "bf16", "x=8", "S0", "x=8", "S1")
+    whole = planned(big, "gather-broadcast")
+    one = gather_broadcast.plan(big, pieces_of(big), whole.topology, Backend.NCCL, root_alone=True)
+    costs = default_calibration("dgx-h100")
+    assert predict(one, costs).predicted_s > 3 * predict(whole, costs).predicted_s
+
+
+def test_ranks_that_train_and_infer_keep_a_buffer_until_they_have_copied_it_out() -> None:
+    problem = tensor_problem("64,64", "bf16", "x=16", "S0", "x=16", "S1", from_ranks="0-15", to_ranks="0-15")
+    plan = gather_broadcast.plan(problem, pieces_of(problem), build_topology(H100, 2), Backend.NCCL, 1024)
+
+    proof = check(plan)
+    found = run_plan(plan, timeout_s=60)
+
+    assert (plan.steps.op == Op.BROADCAST).sum() > 4
+    assert proof.n_bytes > 0
+    assert found.verified.mismatches == 0
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 6), st.integers(1, 300))

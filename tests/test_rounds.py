@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from shardroute.executors.messages.messages import NO_ROWS, Messages, lay_messag
 from shardroute.executors.messages.multicasts import find_multicasts
 from shardroute.executors.messages.rounds import Ring, find_groups, find_rounds
 from shardroute.executors.messages.signals import Tells, lay_signals
-from shardroute.planner.plans import Plan
+from shardroute.planner.plans import Backend, Op, Plan
+from shardroute.planner.rounds import group_sizes, rounds_of
 
 PLANS = {
     "rows to columns": rows_to_columns,
@@ -66,6 +68,39 @@ def test_a_step_is_in_a_later_round_than_what_it_waits_for_and_what_is_before_it
         in_turn = rounds[actions.step[(rank == who) & (actions.queue == queue)]]
         assert (np.diff(in_turn) > 0).all()
     assert set(rounds.tolist()) == set(range(int(rounds.max()) + 1))
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=4), max_size=30))
+def test_a_round_is_the_longest_chain_of_rows_that_a_row_waits_for(waits: list[list[int]]) -> None:
+    deps = [[dep for dep in row if dep < i] for i, row in enumerate(waits)]
+
+    found = rounds_of(np.cumsum([0, *map(len, deps)]), np.array([dep for row in deps for dep in row], dtype=np.int64))
+
+    def chain(i: int) -> int:
+        return max((1 + chain(dep) for dep in set(deps[i])), default=0)
+
+    assert found.tolist() == [chain(i) for i in range(len(deps))]
+
+
+@pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
+def test_groups_count_what_a_rank_sends_and_receives_in_a_round(make: Callable[[], Plan]) -> None:
+    plan = make()
+    plan = replace(plan, steps=replace(plan.steps, backend=np.full_like(plan.steps.backend, Backend.NCCL)))
+    rounds, steps = find_rounds(*compiled(plan)), plan.steps
+    messages = [
+        (int(rounds[i]), int(steps.src[i]), int(steps.dst[i]))
+        for i in range(len(steps))
+        if steps.op[i] == Op.COPY and steps.src[i] != steps.dst[i]
+    ]
+
+    sizes = group_sizes(plan, rounds)
+
+    for i in range(len(steps)):
+        message = int(rounds[i]), int(steps.src[i]), int(steps.dst[i])
+        together = [
+            sum(other[0] == rounds[i] and other[side] == rank for other in messages) for rank in message[1:] for side in (1, 2)
+        ]
+        assert sizes[i] == (max(together) if message in messages and steps.op[i] == Op.COPY else 1)
 
 
 @pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)

@@ -34,9 +34,10 @@ from shardroute.planner.steps.graphs import Builder, LayerWork, RingWork, StepWo
 from shardroute.planner.steps.predictions import computed_s, simulated_s
 from shardroute.planner.steps.searches import layouts_of
 from shardroute.planner.steps.settings import check_layout
-from shardroute.planner.steps.transfers import NOTHING, Flow, Link, carriers, hop
+from shardroute.planner.steps.transfers import NOTHING, Flow, Link, carriers, collective, hop
 from shardroute.planner.steps.works import step_work
 from shardroute.topologies.calibrations import default_calibration
+from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import load_machine
 
@@ -153,6 +154,54 @@ def test_exposed_hops_of_a_ring_are_those_of_its_three_passes() -> None:
     assert found - computed_s(work, 32) == pytest.approx(32 * (2 * 3 * one + 4 * two + one), rel=1e-9)
 
 
+def test_an_all_gather_by_heads_takes_as_many_gathers_and_less_memory() -> None:
+    whole = StepLayout(seq=65536, cp=4, scheme=Scheme.ALL_GATHER)
+    by_two = replace(whole, head_stride=2)
+    kv = 4 * 65536 / 4 * 2 * 8 * 128 * 2
+    here, group = net(4), net(4).group(4)
+    ops = Collective.ALL_GATHER, Collective.REDUCE_SCATTER
+    gather, reduce = (collective(here, op, 4 * kv / 4, group).alone_s for op in ops)
+    work = step_work(LLAMA, by_two, FLAT, here)
+
+    found = simulated_s(replace(work, weights=NOTHING, gradients=NOTHING), 32, (MACHINE.nvlink_Bps, MACHINE.gpu_nic_Bps))
+
+    # forward, again and backward 4 gathers of 2 heads, backward 4 reductions
+    assert found - computed_s(work, 32) == pytest.approx(32 * (3 * 4 * gather + 4 * reduce), rel=1e-9)
+    assert computed_s(work, 32) == pytest.approx(computed_s(step_work(LLAMA, whole, FLAT, here), 32), rel=1e-12)
+    memories = [step_memory(LLAMA, layout, MACHINE).kv for layout in (whole, by_two)]
+    assert memories == [2 * 4 * kv, 2 * 2 * 4 * kv / 4]  # all, and two buffers of a quarter; each with gradients
+
+
+def test_gathers_of_heads_run_beside_attention_where_hops_do() -> None:
+    layout = StepLayout(seq=65536, cp=4, scheme=Scheme.ALL_GATHER, overlapped=True)
+
+    whole, by_one = (predict_step(LLAMA, replace(layout, head_stride=stride), RATES, net(4)) for stride in (None, 1))
+
+    assert by_one.exposed_s < 0.5 * whole.exposed_s
+
+
+def test_pass_q_sends_queries_round_and_outputs_home() -> None:
+    layout = StepLayout(seq=65536, cp=4, scheme=Scheme.PASS_Q, carrier=Carrier.NVSHMEM)
+    q = 4 * 65536 / 4 * 32 * 128 * 2
+    lse = q / 2 / 128 * 4
+    here, group = net(4), net(4).group(4)
+    out, back = (hop(here, layout, FLAT, n).alone_s for n in (q, 3 * q + lse))
+    home, slopes = (collective(here, Collective.ALL_TO_ALL, 4 * n, group).alone_s for n in (q + lse, q))
+    work = step_work(LLAMA, layout, FLAT, here)
+
+    found = simulated_s(replace(work, weights=NOTHING, gradients=NOTHING), 32, (MACHINE.nvlink_Bps, MACHINE.gpu_nic_Bps))
+
+    assert found - computed_s(work, 32) == pytest.approx(32 * (2 * (3 * out + home) + 3 * back + slopes), rel=1e-9)
+
+
+def test_a_search_tries_pass_q_and_head_strides() -> None:
+    found = list(layouts_of(LLAMA, StepLayout(seq=65536, cp=1), Wanted(cp=8, tp=1), net(8)))
+
+    assert {layout.scheme for layout in found} == set(Scheme)
+    assert {layout.head_stride for layout in found if layout.scheme is Scheme.ALL_GATHER} == {None, 1, 2, 4}
+    assert {layout.carrier for layout in found if layout.scheme is Scheme.PASS_Q} == set(Carrier)
+
+
 def test_a_hop_is_slower_by_nccl_than_by_puts_and_takes_sms() -> None:
     layout = StepLayout(seq=131072, cp=16)
     by_nccl = hop(net(16), layout, RATES, 2.0**25)
@@ -189,6 +238,8 @@ def test_overlap_hides_hops() -> None:
         ({"scheme": Scheme.ULYSSES, "ulysses": 16, "cp": 16}, "doesn't divide the 8 KV heads"),
         ({"scheme": Scheme.HYBRID, "ulysses": 1}, "doesn't go with ulysses"),
         ({"scheme": Scheme.ALL_GATHER, "carrier": Carrier.NVSHMEM}, "hops of a ring"),
+        ({"head_stride": 2}, "scheme all-gather only; ring has none"),
+        ({"scheme": Scheme.ALL_GATHER, "head_stride": 3}, "head stride 3 doesn't divide the 8 KV heads"),
         ({"batch": 0.01}, "share 0.08 sequences"),
         ({"batch": 0.3}, "share 2.4 sequences"),
         ({"seq": 2**63}, "at most 2.40 tokens"),
@@ -292,7 +343,7 @@ def test_rates_that_do_not_fit_are_refused_with_the_key(tmp_path) -> None:
 
 
 def test_a_start_of_channels_that_is_no_time_is_refused_with_the_file_and_the_key(tmp_path) -> None:
-    shipped = (files("shardroute.planner.steps") / "rates" / "gb200-nvl72.toml").read_text()
+    shipped = (files("shardroute.planner.backends") / "rates" / "gb200-nvl72.toml").read_text()
     path = tmp_path / "mine.toml"
     path.write_text(shipped.replace('"6.3 us"', '"soon"'))
 

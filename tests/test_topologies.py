@@ -22,7 +22,7 @@ def test_the_package_offers_these_names() -> None:
         *("InfeasibleError", "InputError", "PlanError", "RunError", "ShardrouteError"),
         *("build_topology", "join_topologies", "topology_from_dict", "topology_to_dict"),
         *("load_machine", "machine_from_dict", "machine_names", "machine_to_dict", "parse_machine"),
-        *("calibration_figure", "calibration_from_dict", "calibration_from_figures", "calibration_names"),
+        *("calibration_figure", "calibration_from_figures", "calibration_names"),
         *("calibration_to_dict", "check_calibration", "default_calibration", "load_calibration"),
         *("nominal_calibration", "save_calibration"),
         *("format_bandwidth", "format_bytes", "format_seconds"),

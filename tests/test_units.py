@@ -13,6 +13,7 @@ from shardroute.topologies.units import (
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_operations,
     parse_seconds,
 )
 
@@ -32,6 +33,12 @@ from shardroute.topologies.units import (
 )
 def test_a_bandwidth_counts_bits_for_b_and_bytes_for_capital_b(text: str, expected: float) -> None:
     assert parse_bandwidth(text) == expected
+
+
+def test_a_rate_of_computing_is_in_operations_per_second() -> None:
+    assert parse_operations("1400 TFLOP/s") == parse_operations("1.4 PFLOP/s") == 1.4e15
+    with pytest.raises(InputError, match=r"'1400 TFLOPS' is not a rate of computing .*write for example '1400 TFLOP/s'"):
+        parse_operations("1400 TFLOPS")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ QUANTITIES: Final[Mapping[str, Quantity]] = {
     **{f"{table}.{key}": quantity for table, (_, keys) in COST_TABLES.items() for key, (_, quantity) in keys.items()},
     "step.launch": Quantity.SECONDS,
     "step.piece": Quantity.SECONDS,
+    "step.message": Quantity.SECONDS,
     "step.wait": Quantity.SECONDS,
     "step.run": Quantity.SECONDS,
     "cpu.cores": Quantity.CORES,
@@ -44,6 +45,7 @@ class CalibrationDocument:
 class _StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch: FigureTable
     piece: FigureTable
+    message: FigureTable | None = None
     wait: FigureTable | None = None
     run: FigureTable | None = None
 

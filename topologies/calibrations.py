@@ -4,12 +4,10 @@ A prediction names the calibration that it used; there is no silent default.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from shardroute.topologies.calibration_files import (
     QUANTITIES,
@@ -32,7 +30,7 @@ from shardroute.topologies.costs import (
     cost_from_values,
     cost_values,
 )
-from shardroute.topologies.documents import FigureRecord, convert, plain, unknown_name
+from shardroute.topologies.documents import plain, unknown_name
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure, Quantity, check_figures, write_figure
 from shardroute.topologies.files import check_writable
@@ -42,7 +40,6 @@ __all__ = [
     "Calibration",
     "PathCost",
     "calibration_figure",
-    "calibration_from_dict",
     "calibration_from_figures",
     "calibration_names",
     "calibration_to_dict",
@@ -62,11 +59,12 @@ _FOLDER: Final = Path(__file__).parent / "calibrations"
 class Calibration:
     """Measured costs of one library on one machine.
 
-    launch_s is the time that the issuing rank spends to start one step; a path's latency comes after it.
-    piece_s is the time to gather or scatter one box of a step (CPU time for kind CPU). cores is how many
-    cores copy at once and copy_Bps the bytes per second that one of them copies, strided boxes included. wait_s
-    is the CPU time to sleep and be woken for a step that waits for another rank's, run_s that of each contiguous
-    run of memory that a strided box lies in (both for kind CPU; on GPUs they are part of latency and bandwidth).
+    launch_s is the time that the issuing rank spends to start one step, or one NCCL group of them; a path's latency comes after
+    it, and message_s for each further pair of messages of the group, one sent and one received. piece_s is the time to gather
+    or scatter one box of a step (CPU time for kind CPU). cores is how many cores copy at once and copy_Bps the bytes per
+    second that one of them copies, strided boxes included. wait_s is the CPU time to sleep and be woken for a step that
+    waits for another rank's, run_s that of each contiguous run of memory that a strided box lies in (both for kind CPU; on
+    GPUs they are part of latency and bandwidth).
     p2p, put and memory say more about a GPU machine's copies, collectives and curves about its collectives; where they
     are None or empty, copies are latency and bandwidth and collectives are reckoned from links. attend_*, grad_* and sums
     are what attention takes on CPUs, by dtype; GPUs' rates of computation are in shardroute.planner.steps.
@@ -85,6 +83,7 @@ class Calibration:
     cores: float | None
     copy_Bps: float | None
     figures: tuple[Figure, ...] = ()
+    message_s: float = 0.0
     wait_s: float = 0.0
     run_s: float = 0.0
     p2p: P2pCost | None = None
@@ -116,33 +115,6 @@ class Calibration:
             check_figures(self.figures, QUANTITIES, _values(self))
         except InputError as error:
             raise InputError(f"calibration of {self.machine}: {error}") from None
-
-
-class _CalibrationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    machine: str
-    library: str
-    measured: str
-    versions: str
-    nvlink: PathCost | None
-    nic: PathCost | None
-    launch_s: float
-    piece_s: float
-    cores: float | None
-    copy_Bps: float | None
-    figures: list[FigureRecord]
-    wait_s: float = 0.0
-    run_s: float = 0.0
-    p2p: P2pCost | None = None
-    put: PutCost | None = None
-    memory: MemoryCost | None = None
-    collectives: CollectiveCost | None = None
-    control: ControlCost | None = None
-    attend_f32: TileCost | None = None
-    grad_f32: TileCost | None = None
-    attend_f64: TileCost | None = None
-    grad_f64: TileCost | None = None
-    sums: SumCost | None = None
-    curves: tuple[CollectiveCurve, ...] = ()
 
 
 def calibration_names() -> tuple[str, ...]:
@@ -232,6 +204,7 @@ def calibration_from_figures(
         **costs,  # type: ignore[arg-type]  # each table's own class, by COST_TABLES
         launch_s=value["step.launch"],
         piece_s=value["step.piece"],
+        message_s=value.get("step.message", 0.0),
         wait_s=value.get("step.wait", 0.0),
         run_s=value.get("step.run", 0.0),
         cores=value.get("cpu.cores"),
@@ -299,15 +272,8 @@ def check_calibration_path(path: Path | str) -> None:
 
 
 def calibration_to_dict(calibration: Calibration) -> dict[str, object]:
-    """Return the calibration as plain values for JSON; calibration_from_dict gives an equal one back."""
+    """Return the calibration as plain values for JSON."""
     return plain(calibration)
-
-
-def calibration_from_dict(data: Mapping[str, object]) -> Calibration:
-    """Return the calibration that calibration_to_dict wrote; InputError, with the key, if it doesn't fit."""
-    record = convert(dict(data), _CalibrationRecord, "calibration")
-    content = msgspec.structs.asdict(record)
-    return Calibration(**content | {"figures": tuple(figure.to_figure() for figure in record.figures)})
 
 
 def _calibration_from_file(path: Path) -> Calibration:
@@ -333,11 +299,8 @@ def _check_pair(name: str, value: object, other_name: str, other: object) -> Non
 def _values(calibration: Calibration) -> dict[str, float]:
     values = {"step.launch": calibration.launch_s, "step.piece": calibration.piece_s}
     given = {figure.key for figure in calibration.figures}
-    values |= {
-        key: value
-        for key, value in (("step.wait", calibration.wait_s), ("step.run", calibration.run_s))
-        if value != 0 or key in given
-    }
+    optional = {"step.message": calibration.message_s, "step.wait": calibration.wait_s, "step.run": calibration.run_s}
+    values |= {key: value for key, value in optional.items() if value != 0 or key in given}
     for table, cost in _costs(calibration).items():
         values |= cost_values(table, cost)
     if calibration.cores is not None and calibration.copy_Bps is not None:

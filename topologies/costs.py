@@ -154,7 +154,7 @@ class SumCost:
 
 @dataclass(frozen=True, slots=True)
 class ControlCost:
-    """What the host of a training framework spends beside moving: tensor_s for each feed-forward weight that a rank exports.
+    """What the host of a training framework spends beside moving: tensor_s for each weight that a training rank exports.
 
     Weights are counted as in the checkpoint, each expert's by itself: frameworks name, stack and call one by one.
     """

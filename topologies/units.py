@@ -42,6 +42,9 @@ _SECOND_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
         "ns": Fraction(1, 10**9),
     }
 )
+_OPERATION_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
+    {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _PREFIXES}
+)
 # Byte counts are stored in int64 columns.
 _MAX_BYTES: Final = 2**63 - 1
 
@@ -79,6 +82,14 @@ def parse_seconds(text: str) -> float:
     Raises InputError for anything but a non-negative decimal number and a unit of time.
     """
     return _finite_float(_parse(text, "a time", _SECOND_UNITS, "'18 us', '1.5 ms' or '2 s'"), text)
+
+
+def parse_operations(text: str) -> float:
+    """Return floating-point operations per second of text such as "1400 TFLOP/s" (1.4e15).
+
+    Raises InputError for anything but a non-negative decimal number and that unit.
+    """
+    return _finite_float(_parse(text, "a rate of computing", _OPERATION_UNITS, "'1400 TFLOP/s'"), text)
 
 
 def format_bandwidth(bandwidth_Bps: float) -> str:

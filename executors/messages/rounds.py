@@ -1,9 +1,9 @@
 """In which groups the messages of a plan are sent and received by libraries that match them in order, without tags.
 
-Rule: all ranks compute the same groups from the same programs. A group is a round of the plan (steps that don't wait for each
-other), or a part of one: answers come after what they answer, and what a group packs fits the window of every rank. A rank runs
-its groups in ascending order. That never deadlocks: with group g the first that isn't complete, all its ranks have ended those
-before, and what g waits for is in these.
+Rule: all ranks compute the same groups from the same programs. A group is a round of the plan (`planner.rounds`), or a part of
+one: answers come after what they answer, and what a group packs fits the window of every rank. A rank runs its groups in
+ascending order. That never deadlocks: with group g the first that isn't complete, all its ranks have ended those before, and what
+g waits for is in these.
 """
 
 from collections import deque
@@ -14,6 +14,12 @@ import numpy as np
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.plans import ranges
+from shardroute.planner.rounds import rounds_of
+from shardroute.planner.simulator import in_order
+
+# The queue column is one byte.
+_QUEUES = 1 << 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,27 +70,24 @@ class Ring:
 
 
 def find_rounds(programs: Programs, messages: Messages) -> Ints:
-    """The round of each step, from 0: above those of all that its ranks wait for, and of what comes before it in their queues."""
+    """The round of each step (`planner.rounds`); it waits for those that used its slots before it, too."""
     actions, n_steps = programs.actions, len(programs.cells.ptr) - 1
-    rank = np.repeat(np.arange(programs.n_drivers), np.diff(actions.ptr))
-    order = np.argsort(actions.step, kind="stable")
-    first_message = np.searchsorted(messages.step, np.arange(n_steps + 1)).tolist()
-    clear_first, clear_last, touches = (x.tolist() for x in (messages.clear_first, messages.clear_last, messages.touches))
-    wait_ptr, wait, own_ptr, own = (x.tolist() for x in (actions.wait_ptr, actions.wait, actions.own_ptr, actions.own))
-    rounds, queues = [0] * n_steps, dict[tuple[int, int], int]()
-    cells = programs.cells.ptr.tolist()
-    ranks, lanes, of_cell = rank[order].tolist(), actions.queue[order].tolist(), order.tolist()
-    for step in range(n_steps):
-        at = slice(cells[step], cells[step + 1])
-        before = [queues.get(key, -1) for key in zip(ranks[at], lanes[at], strict=True)]
-        for action in of_cell[at]:
-            before += [rounds[j] for j in wait[wait_ptr[action] : wait_ptr[action + 1]]]
-            before += [rounds[j] for j in own[own_ptr[action] : own_ptr[action + 1]]]
-        for message in range(first_message[step], first_message[step + 1]):
-            before += [rounds[j] for j in touches[clear_first[message] : clear_last[message]] if j < step]
-        rounds[step] = 1 + max(before, default=-1)
-        queues |= dict.fromkeys(zip(ranks[at], lanes[at], strict=True), rounds[step])
-    return np.array(rounds, dtype=np.int64)
+    driver = np.repeat(np.arange(programs.n_drivers), np.diff(actions.ptr))
+    queue_ptr, before = in_order(driver * _QUEUES + actions.queue)
+    touched, message = ranges(np.stack([messages.clear_first, messages.clear_last]).T.ravel(), 2 * np.arange(len(messages.step)))
+    step = np.concatenate(
+        [
+            np.repeat(actions.step, np.diff(actions.wait_ptr)),
+            np.repeat(actions.step, np.diff(actions.own_ptr)),
+            np.repeat(actions.step, np.diff(queue_ptr)),
+            messages.step[message],
+        ]
+    )
+    dep = np.concatenate([actions.wait, actions.own, actions.step[before], messages.touches[touched]])
+    earlier = dep < step
+    step, dep = step[earlier], dep[earlier]
+    dep_ptr = np.concatenate([[0], np.cumsum(np.bincount(step, minlength=n_steps))])
+    return rounds_of(dep_ptr, dep[np.argsort(step, kind="stable")])
 
 
 def find_groups(programs: Programs, messages: Messages) -> Groups:

@@ -6,6 +6,7 @@ a group that was not measured is scaled as the model says.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -128,7 +129,8 @@ def _all_to_all_s(size: Floats, group: Group, machine: Machine, calibration: Cal
     turns = np.maximum(np.ceil((near_ranks - 1) * per_peer / law.p2p_channels), 1)
     by_channels = turns * part / law.rate_Bps(part, n, one)
     by_links = part * (near_ranks - 1) / law.cost.peak_Bps
-    time = law.start_s(part) + np.maximum(by_channels, by_links)
+    start_s = law.start_s(part) + (n - 2) * calibration.message_s
+    time = start_s + np.maximum(by_channels, by_links)
     if one:
         return np.asarray(time, dtype=np.float64)
     by_nics = law.far_start_s + part * (n - near_ranks) / law.far_peak_Bps
@@ -186,13 +188,27 @@ def _log_ratio(
     """The mean over the curves of one group of log(measured / modelled), interpolated in log(bytes)."""
     found = []
     for curve in curves:
-        at, log_ratio = _curve_ratio(op, curve, machine, calibration)
+        at, log_ratio = _curve_ratio(op, curve, machine, _Same(calibration))
         found.append(np.interp(np.log(np.maximum(size, 1e-9)), at, log_ratio))
     return np.asarray(np.mean(found, axis=0), dtype=np.float64)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A calibration as a key, equal only to the very same one: to hash all its curves takes longer than to use one of them."""
+
+    calibration: Calibration
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.calibration is self.calibration
+
+    def __hash__(self) -> int:
+        return id(self.calibration)
+
+
 @lru_cache(maxsize=512)
-def _curve_ratio(op: Collective, curve: CollectiveCurve, machine: Machine, calibration: Calibration) -> tuple[Floats, Floats]:
+def _curve_ratio(op: Collective, curve: CollectiveCurve, machine: Machine, same: _Same) -> tuple[Floats, Floats]:
+    calibration = same.calibration
     steady = steady_points(curve)
     size, time_s = np.asarray(curve.n_bytes, dtype=np.float64)[steady], np.asarray(curve.time_s)[steady]
     modelled, _ = _modelled_s(op, size, Group(curve.n_ranks, curve.n_domains), machine, calibration)

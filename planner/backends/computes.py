@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.backends.rates import load_rates
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.tensors import DTYPES
 from shardroute.planner.plans import Kind, Mode, Plan
@@ -75,8 +76,6 @@ def _lacks(calibration: Calibration, table: str) -> InputError:
 
 def gpu_seconds(plan: Plan, machine: Machine) -> NDArray[np.float64]:
     """Seconds of each COMPUTE step on a GPU of the machine. Raises InputError when no rates of computation ship for it."""
-    from shardroute.planner.steps.rates import load_rates  # whose package builds on this one
-
     rates = load_rates(machine.name)
     attention = plan.attention
     assert attention is not None

@@ -1,7 +1,8 @@
 """Copies on a GPU machine: what each costs before its bytes flow, how fast they may flow, and over which links.
 
 - NCCL send and receive: start and rate by the channel law (`channels`), where the calibration has one; else launch and latency,
-  and the links alone bound the rate.
+  and the links alone bound the rate. What a rank sends and receives in one round of the plan is one group: its messages begin
+  behind one launch, which takes the longer the more of them there are (`group_delay_s`).
 - One-sided puts (NCCL put/signal, NVSHMEM): start and rate of a copy engine over NVLink, of RDMA over NICs.
 - A copy within a rank reads and writes the GPU's memory.
 
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from shardroute.planner.backends.channels import Path, channel_law, put_law
 from shardroute.planner.backends.links import Links, path_costs
 from shardroute.planner.backends.runs import packed_bytes
+from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Backend, Op, Plan
+from shardroute.planner.rounds import group_sizes
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
 
@@ -72,6 +75,14 @@ def copy_costs(plan: Plan, topology: Topology, calibration: Calibration, links: 
     return CopyCosts(delay_s, cap_Bps, route.astype(np.int32), used, np.where(by_engine, src, -1).astype(np.int32))
 
 
+def group_delay_s(plan: Plan, rounds: Ints, calibration: Calibration) -> Floats:
+    """What the other messages of its group add to each step's start, float64[n_steps]; rounds are those of the steps.
+
+    A message flows when both of its ends have launched their groups: the larger of the two counts. Puts are calls of their own.
+    """
+    return np.asarray((group_sizes(plan, rounds) - 1) * calibration.message_s, dtype=np.float64)
+
+
 def _sent(plan: Plan, topology: Topology, calibration: Calibration, near: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Start and greatest rate of each step, were it a copy between two ranks."""
     nvlink, nic = path_costs(calibration)
@@ -85,7 +96,7 @@ def _sent(plan: Plan, topology: Topology, calibration: Calibration, near: NDArra
         one = len(np.unique(topology.domain[:n_ranks])) == 1
         start_s = np.where(near, law.start_s(size), law.start_s(size, Path.NIC))
         # NICs may be unlike: the links bound them, each at its own rate.
-        by_channels = law.channels(size, n_ranks, one, Path.NIC) * law.cost.channel_Bps
+        by_channels = _nic_channels(plan, topology, calibration, one) * law.cost.channel_Bps
         cap_Bps = np.where(near, law.rate_Bps(size, n_ranks, one), by_channels)
     puts = np.isin(plan.steps.backend, _PUTS)
     put = put_law(topology.machine, calibration)
@@ -93,3 +104,17 @@ def _sent(plan: Plan, topology: Topology, calibration: Calibration, near: NDArra
         start_s = np.where(puts, np.where(near, put.start_s(), put.start_s(Path.NIC)), start_s)
         cap_Bps = np.where(puts, np.where(near, put.rate_Bps(), np.inf), cap_Bps)
     return start_s, cap_Bps
+
+
+def _nic_channels(plan: Plan, topology: Topology, calibration: Calibration, one_domain: bool) -> Ints:
+    """Channels of each step, went it over NICs: between unlike machines as many as both give, as a channel has two ends."""
+    steps = plan.steps
+    given = []
+    for machine, _ in topology.parts:
+        law = channel_law(machine, calibration)
+        assert law is not None
+        given.append(law.channels(plan.step_bytes, plan.problem.n_ranks, one_domain, Path.NIC))
+    part = np.repeat(np.arange(len(given)), [n for _, n in topology.parts])
+    by_part, rows = np.stack(given), np.arange(len(steps))
+    ends = (part[np.maximum(rank, 0)] for rank in (steps.src, steps.dst))
+    return np.asarray(np.minimum(*(by_part[end, rows] for end in ends)))

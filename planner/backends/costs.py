@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.backends.copy_steps import copy_costs
+from shardroute.planner.backends.copy_steps import copy_costs, group_delay_s
 from shardroute.planner.backends.cpu_steps import cpu_tasks
 from shardroute.planner.backends.group_steps import group_rings
 from shardroute.planner.backends.links import Links, links_of
 from shardroute.planner.backends.step_tasks import StepTasks
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Op, Plan, ranges
+from shardroute.planner.rounds import rounds_of
 from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import MachineKind
@@ -41,14 +42,18 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration) -> PlanTa
     tasks = cpu_tasks(plan, calibration) if cpu else _gpu_tasks(plan, topology, calibration, links)
     first = np.searchsorted(tasks.step, np.arange(len(plan.steps) + 1)).astype(np.int64)
     dep_sets = [_after(plan, first), in_order(tasks.lane)]
-    if tasks.engine is not None and (tasks.engine >= 0).any():
-        dep_sets.append(in_order(tasks.engine))
     if not cpu:
         dep_sets.append(_collectives_in_order(plan, first))
     dep_ptr, dep_tasks = merge_dependencies(*dep_sets)
+    delay_s = tasks.delay_s
+    if not cpu and calibration.message_s:
+        rounds = rounds_of(dep_ptr, dep_tasks)[first[:-1]]
+        delay_s = delay_s + group_delay_s(plan, rounds, calibration)[tasks.step]
+    if tasks.engine is not None and (tasks.engine >= 0).any():
+        dep_ptr, dep_tasks = merge_dependencies((dep_ptr, dep_tasks), in_order(tasks.engine))
     n = len(tasks.step)
     graph = TaskGraph(
-        start_s=np.zeros(n), delay_s=tasks.delay_s, amount=tasks.amount, cap=tasks.cap, weight=np.ones(n),
+        start_s=np.zeros(n), delay_s=delay_s, amount=tasks.amount, cap=tasks.cap, weight=np.ones(n),
         route_ptr=tasks.route_ptr, route_links=tasks.route_links, dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=links.capacity,
     )  # fmt: skip
     return PlanTasks(graph, first, links, tasks.n_bytes)

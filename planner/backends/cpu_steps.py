@@ -40,9 +40,11 @@ def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
             n_bytes[rows] = np.bincount(owner, weights=entry_bytes, minlength=len(group)).astype(np.int64) * len(group)
         elif steps.op[i] == Op.COMPUTE:  # beside the rank's copies: a second thread
             rank[rows] = group + plan.problem.n_ranks
+        elif steps.op[i] == Op.ALL_REDUCE:  # each member adds up all that every member brings
+            n_pieces[rows], n_bytes[rows] = n_pieces[rows] * len(group), n_bytes[rows] * len(group)
         # A member of a REDUCE_SCATTER adds up its part of the bundle, which every member brings: as many bytes as the bundle has.
     amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
-    if plan.attention is not None:
+    if plan.attention is not None or plan.problem.summed:
         amount += _computed_s(plan, calibration)[step]
     amount += calibration.wait_s * np.repeat(_waits(plan), size)
     if calibration.run_s:  # a collective's runs are those of all its members together: pieces, shared out as its bytes are
@@ -64,13 +66,16 @@ def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
 def _computed_s(plan: Plan, calibration: Calibration) -> NDArray[np.float64]:
     """CPU seconds of arithmetic that each step has beside its moving."""
     seconds = np.zeros(len(plan.steps))
-    seconds[plan.computes.step] = cpu_seconds(plan, calibration)
-    sums = plan.steps.op == Op.REDUCE_SCATTER
+    if plan.attention is not None:
+        seconds[plan.computes.step] = cpu_seconds(plan, calibration)
+    sums = np.isin(plan.steps.op, (Op.REDUCE_SCATTER, Op.ALL_REDUCE))
     if sums.any():
         assert calibration.copy_Bps is not None
         if calibration.sums is None:
             raise InputError(f"calibration of {calibration.machine} has no table sums; `shardroute calibrate --here` measures it")
-        seconds[sums] = plan.step_bytes[sums] * (1 / calibration.sums.add_Bps - 1 / calibration.copy_Bps)
+        n_members = np.diff(plan.group_ptr)[np.maximum(plan.steps.group, 0)]
+        added = plan.step_bytes * np.where(plan.steps.op == Op.ALL_REDUCE, n_members, 1)
+        seconds[sums] = added[sums] * (1 / calibration.sums.add_Bps - 1 / calibration.copy_Bps)
     return seconds
 
 

@@ -5,7 +5,7 @@ so that it shares links with whatever else runs. Where the calibration knows NCC
 `collectives` says: its start is that of a single byte, and its rings are capped so that the rest follows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from shardroute.planner.backends.collectives import collective_s
 from shardroute.planner.backends.computes import gpu_seconds
 from shardroute.planner.backends.links import Links, path_costs
-from shardroute.planner.backends.tuning import Group
+from shardroute.planner.backends.ring_orders import ring_orders
+from shardroute.planner.backends.tuning import Algorithm, Group
 from shardroute.planner.plans import Op, Plan
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
@@ -24,6 +25,7 @@ _COLLECTIVES = {
     Op.ALL_GATHER: Collective.ALL_GATHER,
     Op.BROADCAST: Collective.BROADCAST,
     Op.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
+    Op.ALL_REDUCE: Collective.ALL_REDUCE,
 }
 
 
@@ -41,8 +43,8 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
     """The rings of every step that is not a copy, by step."""
 
     @cache
-    def alone_s(op: Collective, n_bytes: int, group: Group) -> float:
-        return collective_s(op, n_bytes, group, topology.machine, calibration)[0]
+    def alone_s(op: Collective, n_bytes: int, group: Group) -> tuple[float, str]:
+        return collective_s(op, n_bytes, group, topology.machine, calibration)
 
     @cache
     def domain_ranks(group: int) -> NDArray[np.int64]:
@@ -67,7 +69,9 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
         if op in _COLLECTIVES and calibration.collectives is not None and len(rings[0].links):
             ranks = domain_ranks(int(plan.steps.group[step]))
             group = Group(int(ranks.sum()), len(ranks))
-            start_s, whole_s = (alone_s(_COLLECTIVES[op], n, group) for n in (1, int(plan.step_bytes[step])))
+            (start_s, _), (whole_s, how) = (alone_s(_COLLECTIVES[op], n, group) for n in (1, int(plan.step_bytes[step])))
+            if op is Op.ALL_REDUCE and Algorithm.NVLS in how:  # switches add up and multicast: links carry a byte once
+                rings = [replace(ring, n_bytes=float(plan.step_bytes[step]) / len(rings)) for ring in rings]
             pieces_s = float(plan.step_pieces[step]) * calibration.piece_s
             rings = [_timed(ring, start_s + pieces_s, whole_s - start_s) for ring in rings]
         found[step] = rings
@@ -106,7 +110,9 @@ class _Path:
 def _rings(plan: Plan, step: int, paths: list[_Path], calibration: Calibration) -> list[Ring]:
     """The rings of a collective step; each carries an equal part."""
     n = len(plan.group(int(plan.steps.group[step])))
-    share = 1.0 if plan.steps.op[step] == Op.BROADCAST else (n - 1) / n
+    op = Op(int(plan.steps.op[step]))
+    # A ring that gathers or scatters passes n - 1 of n parts over each link, one that reduces to all does both.
+    share = 1.0 if op is Op.BROADCAST else (2 if op is Op.ALL_REDUCE else 1) * (n - 1) / n
     n_bytes = float(plan.step_bytes[step]) / len(paths) * share if n > 1 else 0.0
     delay_s = calibration.launch_s + float(plan.step_pieces[step]) * calibration.piece_s
     return [Ring(delay_s + path.latency_s, n_bytes, np.inf, path.links) for path in paths]
@@ -117,15 +123,9 @@ def _paths(
 ) -> list[_Path]:
     """The rings of a group, from its root where it has one (-1: none). Each enters a domain by another GPU's NIC."""
     nvlink, nic = path_costs(calibration)
-    domains = [group[topology.domain[group] == d] for d in np.unique(topology.domain[group])]
-    domains.sort(key=lambda members: root not in members)
-    n_rings = min(len(members) for members in domains) if len(domains) > 1 else 1
     n = len(group)
     found = []
-    for i in range(n_rings):
-        order = np.concatenate([np.roll(members, -i) for members in domains])
-        if root >= 0:
-            order = np.concatenate([[root], order[order != root]]).astype(np.int32)
+    for order in ring_orders(group, root, topology.domain):
         hop_src, hop_dst = (order[:-1], order[1:]) if root >= 0 else (order, np.roll(order, -1))
         near = topology.domain[hop_src] == topology.domain[hop_dst]
         pairs = np.stack(

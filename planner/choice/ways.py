@@ -13,7 +13,7 @@ from shardroute.planner.backends.channels import Path, PutLaw, channel_law, put_
 from shardroute.planner.backends.collectives import Group, collective_s
 from shardroute.planner.choice.operations import DTYPE_BYTES, NEWEST, Libraries, Operation, Version
 from shardroute.planner.choice.symmetric import symmetric_kernel
-from shardroute.planner.choice.xla import PUT_DTYPES, RuleSet
+from shardroute.planner.choice.xla import PUT_DTYPES, RuleSet, hazards
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
@@ -143,15 +143,11 @@ def _nccl_put(operation: Operation, setting: Setting) -> Option:
 
 
 def _nvshmem_put(operation: Operation, setting: Setting) -> Option:
-    if operation.dtype not in PUT_DTYPES:
-        return Option(Way.NVSHMEM_PUT, None, 0, f"no put of {operation.dtype}; there are {', '.join(PUT_DTYPES)}")
     if reason := _no_nvshmem(operation, setting):
         return Option(Way.NVSHMEM_PUT, None, 0, reason)
+    if operation.dtype not in PUT_DTYPES:
+        return Option(Way.NVSHMEM_PUT, None, 0, f"no put of {operation.dtype}; there are {', '.join(PUT_DTYPES)}")
     near = operation.stays_within(setting.machine.gpus_per_domain)
-    if setting.rules is not None and operation.is_partial:
-        return Option(Way.NVSHMEM_PUT, None, 0, "partial: a rank without a source skips XLA's barrier, and the rest hang")
-    if setting.rules is not None and not near:
-        return Option(Way.NVSHMEM_PUT, None, 0, "its ranks are in several NVLink domains, and XLA's barrier is over one")
     law = _puts(setting)
     seconds, how = float(law.put_s(operation.n_bytes, Path.NVLINK if near else Path.NIC)), "copy engine" if near else "RDMA write"
     if setting.rules is not None:
@@ -192,11 +188,6 @@ def _nvshmem_reduce(operation: Operation, setting: Setting) -> Option:
         return Option(Way.NVSHMEM_REDUCE, None, 0, reason)
     if not operation.stays_within(setting.machine.gpus_per_domain):
         return Option(Way.NVSHMEM_REDUCE, None, 0, "its ranks are in several NVLink domains: one block by proxy, not modelled")
-    if setting.rules is not None and not operation.is_world:
-        return Option(
-            Way.NVSHMEM_REDUCE, None, 0,
-            f"groups of {len(operation.largest)} of {operation.n_devices}: XLA sums over the team of all, which is wrong",
-        )  # fmt: skip
     law = _puts(setting)
     n, size = setting.group(operation).n_ranks, operation.n_bytes
     one_shot = size <= _ONE_SHOT_ELEMENTS * DTYPE_BYTES[operation.dtype]
@@ -230,11 +221,10 @@ def _unreached(operation: Operation, setting: Setting) -> str:
 
 
 def _no_nvshmem(operation: Operation, setting: Setting) -> str:
+    """Why XLA can't run the operation on NVSHMEM, or would run it wrongly; empty where it can, and without XLA."""
     if setting.rules is None:
         return ""
     if not setting.rules.nvshmem:
         return f"{setting.rules.name} has no NVSHMEM collectives; they were in xla-0.6.2 to xla-0.10.1"
-    if operation.devices_per_process != 1:
-        return f"{operation.devices_per_process} devices a process: XLA's NVSHMEM ends the program unless each has one"
-    return ""
+    return next(iter(hazards(operation, setting.machine.gpus_per_domain)), "")
 

@@ -1,6 +1,6 @@
 """`shardroute validate`: published measurements beside what is predicted for them."""
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
@@ -9,6 +9,16 @@ from shardroute.planner.cli.program import app
 from shardroute.planner.cli.ring_report import print_ring_report
 from shardroute.planner.cli.validation_report import print_validation
 from shardroute.topologies.errors import InputError
+
+
+class Emulation(Protocol):
+    """What runs plans on an emulated cluster, and prints them beside their predictions."""
+
+    def __call__(self, *, namespaces: bool, repeats: int, json: bool) -> None: ...
+
+
+# The running half, which planning can't import, puts its own here.
+EMULATION: list[Emulation] = []
 
 
 @app.command("validate", rich_help_panel="Plan and predict")
@@ -20,9 +30,28 @@ def validate_command(
     ring_rows: Annotated[
         str | None, typer.Option("--ring-rows", help="With --ring: calls of your own, in the columns of docs/ring-steps.md.")
     ] = None,
+    emulated: Annotated[
+        bool, typer.Option("--emulated", help="Instead, plans run here, on a cluster emulated by processes; takes minutes.")
+    ] = False,
+    namespaces: Annotated[
+        bool, typer.Option("--namespaces", help="With --emulated: links in network namespaces, see `emulate`; needs root.")
+    ] = False,
+    repeats: Annotated[int, typer.Option("--repeats", help="With --emulated: how often each plan is run.")] = 3,
     json: JsonFlag = False,
 ) -> None:
-    """Predict what was published, row by row, and say how far off each prediction is and which rows were fitted."""
+    """Predict what was published, row by row, and say how far off each prediction is and which rows were fitted.
+
+    With --emulated, what is measured here and now: exit code 1 where predictions miss their goals.
+    """
+    if emulated:
+        if collectives or refits or ring or rows or ring_rows is not None:
+            raise InputError("--emulated is shown alone; leave --collectives, --refits, --ring, --rows and --ring-rows out")
+        if not EMULATION:
+            raise InputError("plans are run by shardroute.executors; start the program as `shardroute`")
+        EMULATION[0](namespaces=namespaces, repeats=repeats, json=json)
+        return
+    if namespaces:
+        raise InputError("--namespaces goes with --emulated")
     if ring and (collectives or refits):
         raise InputError("--ring is shown alone; leave --collectives and --refits out")
     if ring:

@@ -61,7 +61,7 @@ def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) ->
         if report.skipped:
             print_table(
                 ["rows", "not predicted", "why"],
-                [[str(n), what, why] for n, what, why in report.skipped],
+                [[str(left.n_rows), left.what, left.reason] for left in report.skipped],
                 right=["rows"],
                 title="\nPublished, but not predicted",
             )
@@ -110,6 +110,6 @@ def _as_json(reports: Sequence[Report]) -> dict[str, object]:
         ],
         "summaries": [summary_fields(found) for report in reports for found in report.summaries],
         "not_predicted": [
-            {"n_rows": n, "what": what, "reason": why} for report in reports for n, what, why in report.skipped
+            {"n_rows": left.n_rows, "what": left.what, "reason": left.reason} for report in reports for left in report.skipped
         ],
     }  # fmt: skip

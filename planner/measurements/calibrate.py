@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardroute.planner.backends.channels import Traffic
 from shardroute.planner.measurements.bandwidth_logs import BandwidthTest, looks_like_bandwidth_log, read_bandwidth_log
-from shardroute.planner.measurements.channel_fits import ONE_WAY_SHARE, SendRecvRows, fit_channel_law, fitted_errors
+from shardroute.planner.measurements.channel_fits import ONE_WAY_SHARE, SendRecvRows, fit_channel_law, fit_line, fitted_errors
 from shardroute.planner.measurements.nccl_logs import NcclRun, Test, looks_like_nccl_log, merged, read_nccl_log
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.collectives import Collective, CollectiveCurve
@@ -219,14 +219,11 @@ def _rows(run: NcclRun) -> SendRecvRows:
 
 
 def _line(series: Sequence[tuple[tuple[int, ...], tuple[float, ...]]]) -> tuple[float, float, Floats]:
-    """Start, bandwidth and relative errors of time = start + bytes / bandwidth, by least squares of relative errors."""
+    """Start, bandwidth and relative errors of time = start + bytes / bandwidth."""
     size = np.concatenate([np.array(n_bytes, float) for n_bytes, _ in series])
     time_s = np.concatenate([np.array(us) / 1e6 for _, us in series])
-    columns = np.stack([1 / time_s, size / time_s], axis=1)
-    (start, per), *_ = np.linalg.lstsq(columns, np.ones(len(size)), rcond=None)
-    if len(size) < 2 or not per > 0:
-        raise InputError("sendrecv_perf between domains: times don't rise with bytes; expected a sweep of sizes")
-    return float(max(start, 0.0)), float(1 / per), (start + size * per) / time_s - 1
+    start_s, rate_Bps = fit_line(size, time_s, "between domains")
+    return start_s, rate_Bps, (start_s + size / rate_Bps) / time_s - 1
 
 
 def _residual(errors: Floats) -> str:

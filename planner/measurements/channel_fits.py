@@ -60,12 +60,12 @@ def fit_channel_law(rows: Sequence[SendRecvRows]) -> P2pCost:
     start, channel, small_start, small_channel = 0.0, 0.0, 0.0, 0.0
     for _ in range(_ROUNDS):
         rate = np.where(alone, ratio, 1.0)
-        small_start, small_channel = _line(size[small] / (least * rate)[small], time_s[small], "up to 512 KiB")
+        small_start, small_channel = fit_line(size[small] / (least * rate)[small], time_s[small], "up to 512 KiB")
         bound = ~small & (channels * rate * max(channel, 1.0) >= peak) if channel else ~small & (size >= 2**30)
         flows = ~small & ~bound
         x = np.where(bound, size / peak, 0.0)[~small]
         y = np.where(flows, size / (channels * rate), 0.0)[~small]
-        start, channel = _line_with(y, x, time_s[~small], "above 512 KiB")
+        start, channel = fit_line(y, time_s[~small], "above 512 KiB", x)
         if bound.any():
             largest = bound & (size >= size.max() / _LARGEST)
             peak = float(np.median(size[largest] / np.maximum(time_s[largest] - start, 1e-9)))
@@ -90,13 +90,11 @@ def _law(cost: P2pCost) -> ChannelLaw:
     return ChannelLaw(cost, CHANNELS, 1, 1.0, 0.0)
 
 
-def _line(x: Floats, time_s: Floats, what: str) -> tuple[float, float]:
-    """Start and rate of time = start + x / rate."""
-    return _line_with(x, np.zeros_like(x), time_s, what)
+def fit_line(x: Floats, time_s: Floats, what: str, known_s: Floats | float = 0.0) -> tuple[float, float]:
+    """Start and rate of time = start + known + x / rate, by least squares of relative errors, the worst fifth left out.
 
-
-def _line_with(x: Floats, known_s: Floats, time_s: Floats, what: str) -> tuple[float, float]:
-    """Start and rate of time = start + known + x / rate, by least squares of relative errors, the worst fifth left out."""
+    Raises InputError, with what the times are of, when they don't rise with x.
+    """
     keep = np.ones(len(x), dtype=bool)
     start = per = 0.0
     for _ in range(3):
@@ -105,7 +103,7 @@ def _line_with(x: Floats, known_s: Floats, time_s: Floats, what: str) -> tuple[f
         error = np.abs((start + known_s + x * per) / time_s - 1)
         keep = error <= max(float(np.quantile(error, 0.8)), 1e-12)
     if not per > 0:
-        raise InputError(f"send/recv: times of sizes {what} don't rise with bytes; expected a sweep on an idle machine")
+        raise InputError(f"send/recv: times {what} don't rise with bytes; expected a sweep of sizes on an idle machine")
     return max(float(start), 0.0), 1 / float(per)
 
 

@@ -3,6 +3,9 @@
 This is the usual way of RL frameworks, here as NeMo RL packs it: weights go in the order of their names through buffers; all
 training ranks gather a buffer, the first of them broadcasts it to all inference ranks, and each copies out what it needs. Two
 buffers are in flight, so that one is gathered while the one before it is broadcast.
+
+Between NVLink domains the other training ranks join the broadcast, though they have what it brings: NCCL's rings then leave
+through the NICs of all GPUs of a host, and not through the first rank's alone (NeMo RL since pull request 1264).
 """
 
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from shardroute.planner.plans import SOURCE, TARGET, Backend, Lane, Op, Plan, cl
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.drafts import Draft, Rows
 from shardroute.planner.routing.sizes import split_all
+from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
 # NeMo RL packs up to 2 % of a GPU's memory, 5 GB at most, into a buffer, and has two of them (docs/guides/refit.md of NeMo RL).
@@ -39,14 +43,27 @@ def plan(
     topology: Topology,
     backend: Backend,
     buffer_bytes: int | None = None,
+    *,
+    root_alone: bool = False,
 ) -> Plan:
-    """The baseline plan. Pieces above `buffer_bytes` are cut; None chooses that by the machine's memory."""
+    """The baseline plan. Pieces above `buffer_bytes` are cut; None chooses that by the machine's memory.
+
+    With root_alone no other training rank joins the broadcasts, as slime and miles do it.
+    """
     if buffer_bytes is None:
         buffer_bytes = buffer_bytes_for(problem, topology)
     cut = split_all(problem, pieces, buffer_bytes)
     draft, none = Draft(), np.zeros(0, np.int64)
-    write(draft, problem, cut, np.arange(len(problem.tensors), dtype=np.int64), buffer_bytes, none)
+    joining = problem.source.ranks[:1] if root_alone else broadcasters(problem, topology)
+    write(draft, problem, cut, np.arange(len(problem.tensors), dtype=np.int64), buffer_bytes, none, joining)
     return draft.plan("gather-broadcast", problem, cut, topology, backend)
+
+
+def broadcasters(problem: Problem, topology: Topology) -> Ranks:
+    """The training ranks that take part in a broadcast, its root first: all where it leaves an NVLink domain, else the root."""
+    ranks = np.union1d(problem.source.ranks, problem.target.ranks)
+    far = topology.machine.kind is MachineKind.GPU and len(np.unique(topology.domain[ranks])) > 1
+    return problem.source.ranks if far else problem.source.ranks[:1]
 
 
 def buffer_bytes_for(problem: Problem, topology: Topology) -> int:
@@ -69,29 +86,43 @@ class _Entries:
 
 
 def write(
-    draft: Draft, problem: Problem, pieces: Sequence[Pieces], tensors: Ints, buffer_bytes: int, before: Ints
+    draft: Draft,
+    problem: Problem,
+    pieces: Sequence[Pieces],
+    tensors: Ints,
+    buffer_bytes: int,
+    before: Ints,
+    joining: Ranks,
 ) -> None:
-    """Append the steps that move these tensors, the first of which wait for `before`; no piece is above `buffer_bytes`."""
+    """Append the steps that move these tensors, the first of which wait for `before`; no piece is above `buffer_bytes`.
+
+    `joining` are the training ranks in the broadcasts, the root first.
+    """
     trainers, receivers = problem.source.ranks, problem.target.ranks
     entries = _entries(problem, pieces, tensors, receivers)
     if not len(entries.tensor):
         return
-    root = int(trainers[0])
+    root = int(joining[0])
     gathering = draft.group(trainers)
-    receiving = draft.group(np.concatenate([[root], receivers[receivers != root]]).astype(np.int32))
+    members = np.union1d(joining, receivers)
+    receiving = draft.group(np.concatenate([[root], members[members != root]]).astype(np.int32))
     starts = _buffers(entries.n_bytes, buffer_bytes)
     size = max(int(entries.n_bytes[a:b].sum()) for a, b in pairwise(starts))
     n_buffers = min(BUFFERS, len(starts) - 1)
-    slot = draft.slots([size] * (2 * n_buffers))  # those of the training ranks, then those of the inference ranks
+    # Who joins has a buffer's content already, so that it may come to the same slot; else the inference ranks have their own.
+    joined = len(joining) > 1
+    slot = draft.slots([size] * (n_buffers if joined else 2 * n_buffers))
     none = np.zeros(0, np.int64)
-    done: list[tuple[Ints, Ints]] = []  # of each buffer: its collectives and copies on the root; all its copies and its broadcast
+    # Of each buffer: its collectives, and copies on ranks that broadcast; all its copies and its broadcast.
+    done: list[tuple[Ints, Ints]] = []
     for number, (a, b) in enumerate(pairwise(starts)):
         n_bytes = entries.n_bytes[a:b]
         offset = np.cumsum(n_bytes) - n_bytes
         bundle = draft.bundle(entries.tensor[a:b], entries.piece[a:b], offset)
-        gathered, received = slot + number % n_buffers, slot + n_buffers + number % n_buffers
-        on_root, elsewhere = done[number - n_buffers] if number >= n_buffers else (before, none)
-        gather = draft.collective(Op.ALL_GATHER, bundle, -1, gathering, SOURCE, gathered, on_root, _GATHERING)
+        gathered = slot + number % n_buffers
+        received = gathered if joined else gathered + n_buffers
+        here, elsewhere = done[number - n_buffers] if number >= n_buffers else (before, none)
+        gather = draft.collective(Op.ALL_GATHER, bundle, -1, gathering, SOURCE, gathered, here, _GATHERING)
         send = draft.collective(
             Op.BROADCAST, bundle, root, receiving, gathered, received, np.concatenate([[gather], elsewhere]), _BROADCASTING
         )
@@ -107,7 +138,7 @@ def write(
             np.arange(n), np.where(of_root, gather, send),
         )  # fmt: skip
         copies = first + np.arange(n)
-        done.append((np.concatenate([[gather, send], copies[of_root]]), np.concatenate([[send], copies])))
+        done.append((np.concatenate([[gather, send], copies[np.isin(rank, joining)]]), np.concatenate([[send], copies])))
 
 
 def _copied_out(draft: Draft, entries: _Entries, rows: slice, offset: Ints) -> tuple[Ints, Ints]:

@@ -40,7 +40,7 @@ def plan(problem: Problem, pieces: Sequence[Pieces], topology: Topology, backend
     if len(before) and len(rest):
         everyone = np.union1d(problem.source.ranks, problem.target.ranks).astype(np.int32)
         before = np.array([draft.barrier(draft.group(everyone), before)])
-    gather_broadcast.write(draft, problem, cut, rest, buffer_bytes, before)
+    gather_broadcast.write(draft, problem, cut, rest, buffer_bytes, before, gather_broadcast.broadcasters(problem, topology))
     return draft.plan("hybrid", problem, cut, topology, backend)
 
 

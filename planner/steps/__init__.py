@@ -7,11 +7,11 @@ layout = StepLayout(seq=131072, cp=16, carrier=Carrier.NVSHMEM)
 print(predict_step(model, layout, load_rates("gb200-nvl72"), net).tflops_per_gpu)
 """
 
+from shardroute.planner.backends.rates import StepRates, load_rates, rates_names
 from shardroute.planner.steps.flops import StepFlops, step_flops
 from shardroute.planner.steps.memories import StepMemory, step_memory
 from shardroute.planner.steps.models import DenseModel, dense_model
 from shardroute.planner.steps.predictions import StepPrediction, predict_step
-from shardroute.planner.steps.rates import StepRates, load_rates, rates_names
 from shardroute.planner.steps.searches import Wanted, search, why
 from shardroute.planner.steps.settings import Carrier, Recompute, Scheme, StepLayout
 from shardroute.planner.steps.transfers import Network, network

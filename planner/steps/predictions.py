@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from shardroute.planner.backends.rates import StepRates
 from shardroute.planner.simulator import simulate
 from shardroute.planner.steps.flops import step_flops
 from shardroute.planner.steps.graphs import LayerWork, StepGraph, StepWork, step_graph
 from shardroute.planner.steps.memories import StepMemory, step_memory
 from shardroute.planner.steps.models import DenseModel
-from shardroute.planner.steps.rates import StepRates
 from shardroute.planner.steps.settings import StepLayout, check_layout
 from shardroute.planner.steps.transfers import Network
 from shardroute.planner.steps.works import step_work

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from shardroute.planner.backends.rates import StepRates
 from shardroute.planner.steps.memories import step_memory
 from shardroute.planner.steps.models import DenseModel
 from shardroute.planner.steps.predictions import StepPrediction, computed_s, predict_work
-from shardroute.planner.steps.rates import StepRates
 from shardroute.planner.steps.settings import Carrier, Scheme, StepLayout, check_layout
 from shardroute.planner.steps.transfers import Network, carriers, uncalibrated
 from shardroute.planner.steps.works import step_work
@@ -27,6 +27,7 @@ class Wanted:
     fsdp: int | None = None
     scheme: Scheme | None = None
     ulysses: int | None = None
+    head_stride: int | None = None
     carrier: Carrier | None = None
 
 
@@ -71,8 +72,10 @@ def layouts_of(model: DenseModel, asked: StepLayout, wanted: Wanted, net: Networ
     any_found = False
     for cp, tp in _degrees(model, wanted, net):
         fsdp = net.n_gpus // (cp * tp)
-        for scheme, ulysses in _schemes(cp, wanted):
-            layout = replace(asked, cp=cp, tp=tp, fsdp=fsdp, scheme=scheme, ulysses=ulysses, carrier=Carrier.NCCL)
+        for scheme, ulysses, stride in _schemes(cp, model.n_kv_heads // tp, wanted):
+            layout = replace(
+                asked, cp=cp, tp=tp, fsdp=fsdp, scheme=scheme, ulysses=ulysses, head_stride=stride, carrier=Carrier.NCCL
+            )
             try:
                 check_layout(model, layout)
             except InputError as error:
@@ -93,11 +96,19 @@ def layouts_of(model: DenseModel, asked: StepLayout, wanted: Wanted, net: Networ
 
 def _of_attention(wanted: Wanted) -> str:
     """What else was asked for, where it can rule a layout out."""
-    parts = [f"{name} {value}" for name, value in (("strategy", wanted.scheme), ("ulysses", wanted.ulysses)) if value is not None]
+    parts = [f"{name} {value}" for name, value in _asked(wanted) if value is not None]
     if not parts:
         return ""
-    degrees = "ulysses 1 for ring and all-gather, cp for ulysses, between for hybrid" if wanted.ulysses else "a cp above 1"
+    degrees = "a cp above 1"
+    if wanted.ulysses is not None:
+        degrees = "ulysses 1 for ring, all-gather and pass-q, cp for ulysses, between for hybrid"
+    elif wanted.head_stride is not None:
+        degrees = "strategy all-gather, and a cp above 1"
     return f"; and {', '.join(parts)}, which needs {degrees}"
+
+
+def _asked(wanted: Wanted) -> tuple[tuple[str, Scheme | int | None], ...]:
+    return ("strategy", wanted.scheme), ("ulysses", wanted.ulysses), ("head stride", wanted.head_stride)
 
 
 def _carries_nothing(wanted: Wanted, scheme: Scheme) -> InputError:
@@ -115,12 +126,12 @@ def why(best: StepPrediction, others: list[StepPrediction]) -> str:
         close = " (less than the model can tell apart)" if more < _SAME_STEP else ""
         parts.append(
             f"{more:.1%} faster{close} than cp {rival.layout.cp} x tp {rival.layout.tp} x fsdp {rival.layout.fsdp} "
-            f"{rival.layout.scheme}: exposed communication {best.exposed_s:.3g} s against {rival.exposed_s:.3g} s, "
+            f"{rival.layout.scheme_text}: exposed communication {best.exposed_s:.3g} s against {rival.exposed_s:.3g} s, "
             f"computing {best.compute_s:.3g} s against {rival.compute_s:.3g} s"
         )
     if best.memory.fits and faster is not None and faster.step_s < best.step_s:
         parts.append(
-            f"cp {faster.layout.cp} x tp {faster.layout.tp} x fsdp {faster.layout.fsdp} {faster.layout.scheme} would take "
+            f"cp {faster.layout.cp} x tp {faster.layout.tp} x fsdp {faster.layout.fsdp} {faster.layout.scheme_text} would take "
             f"{faster.step_s:.3g} s but needs {faster.memory.total / 1e9:.0f} GB a GPU"
         )
     same = [p for p in others if _shape(p.layout) == _shape(layout) and p.layout.carrier is not layout.carrier]
@@ -131,13 +142,14 @@ def why(best: StepPrediction, others: list[StepPrediction]) -> str:
     return "; ".join(parts)
 
 
-def _rank(prediction: StepPrediction) -> tuple[bool, float, int, int, int, str]:
+def _rank(prediction: StepPrediction) -> tuple[bool, float, int, int, int, int, str]:
     layout = prediction.layout
-    return (not prediction.memory.fits, prediction.step_s, layout.cp, layout.tp, layout.ulysses, layout.carrier)
+    stride = 0 if layout.head_stride is None else layout.head_stride
+    return (not prediction.memory.fits, prediction.step_s, layout.cp, layout.tp, layout.ulysses, stride, layout.carrier)
 
 
-def _shape(layout: StepLayout) -> tuple[int, int, int, Scheme, int]:
-    return layout.cp, layout.tp, layout.fsdp, layout.scheme, layout.ulysses
+def _shape(layout: StepLayout) -> tuple[int, int, int, Scheme, int, int | None]:
+    return layout.cp, layout.tp, layout.fsdp, layout.scheme, layout.ulysses, layout.head_stride
 
 
 def _degrees(model: DenseModel, wanted: Wanted, net: Network) -> Iterator[tuple[int, int]]:
@@ -153,16 +165,22 @@ def _degrees(model: DenseModel, wanted: Wanted, net: Network) -> Iterator[tuple[
                 yield cp, tp
 
 
-def _schemes(cp: int, wanted: Wanted) -> Iterator[tuple[Scheme, int]]:
+def _schemes(cp: int, n_kv_heads: int, wanted: Wanted) -> Iterator[tuple[Scheme, int, int | None]]:
+    """Scheme, Ulysses degree and head stride; all heads at once is no stride, unless it was asked for."""
     if cp == 1:
-        if wanted.scheme in (None, Scheme.RING):
-            yield Scheme.RING, 1
+        if wanted.scheme in (None, Scheme.RING) and wanted.head_stride is None:
+            yield Scheme.RING, 1, None
         return
-    every = [(Scheme.RING, 1), (Scheme.ALL_GATHER, 1), (Scheme.ULYSSES, cp)]
-    every += [(Scheme.HYBRID, u) for u in _divisors(cp) if 1 < u < cp]
-    for scheme, ulysses in every:
-        if wanted.scheme in (None, scheme) and wanted.ulysses in (None, ulysses):
-            yield scheme, ulysses
+    strides: list[int | None] = [wanted.head_stride]
+    if wanted.head_stride is None:
+        strides += [stride for stride in _divisors(n_kv_heads) if stride < n_kv_heads]
+    every: list[tuple[Scheme, int, int | None]] = [(Scheme.RING, 1, None), (Scheme.PASS_Q, 1, None), (Scheme.ULYSSES, cp, None)]
+    every += [(Scheme.ALL_GATHER, 1, stride) for stride in strides]
+    every += [(Scheme.HYBRID, u, None) for u in _divisors(cp) if 1 < u < cp]
+    for scheme, ulysses, stride in every:
+        strided = wanted.head_stride is None or scheme is Scheme.ALL_GATHER
+        if wanted.scheme in (None, scheme) and wanted.ulysses in (None, ulysses) and strided:
+            yield scheme, ulysses, stride
 
 
 def _carriers(net: Network, layout: StepLayout, wanted: Wanted) -> list[Carrier]:

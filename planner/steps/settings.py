@@ -12,12 +12,13 @@ _ROUNDING = 1e-9
 
 
 class Scheme(StrEnum):
-    """How context-parallel ranks get the keys and values of the others."""
+    """How context-parallel ranks get the keys and values of the others; by pass-q queries travel instead."""
 
     RING = "ring"
     ALL_GATHER = "all-gather"
     ULYSSES = "ulysses"
     HYBRID = "hybrid"
+    PASS_Q = "pass-q"
 
 
 class Carrier(StrEnum):
@@ -40,6 +41,7 @@ class StepLayout:
     """One way to run a training step: cp x tp x fsdp GPUs, the tensor axis innermost, then context, then fsdp.
 
     ulysses      ranks of the context axis that exchange heads; the others form rings (1: a ring of all, cp: no ring)
+    head_stride  KV heads that an all-gather takes at a time; None: all that a rank has
     batch        sequences a GPU: the global batch over all GPUs
     overlapped   hops run beside the attention of the block before; False: one after the other, as TransformerEngine's ring
                  was measured to run under XLA (on 4 GB200 the step took the sum of attention, send/recv and the rest)
@@ -51,6 +53,7 @@ class StepLayout:
     fsdp: int = 1
     scheme: Scheme = Scheme.RING
     ulysses: int = 1
+    head_stride: int | None = None
     carrier: Carrier = Carrier.NCCL
     batch: float = 1.0
     recompute: Recompute = Recompute.FULL
@@ -64,7 +67,20 @@ class StepLayout:
     @property
     def ring(self) -> int:
         """Ranks of one ring: 1 when nothing travels round."""
-        return self.cp // self.ulysses if self.scheme in (Scheme.RING, Scheme.HYBRID) else 1
+        return self.cp // self.ulysses if self.scheme in (Scheme.RING, Scheme.HYBRID, Scheme.PASS_Q) else 1
+
+    @property
+    def scheme_text(self) -> str:
+        """The scheme with its degree: `hybrid 4`, `all-gather by 2 heads`."""
+        if self.scheme is Scheme.HYBRID:
+            return f"{self.scheme} {self.ulysses}"
+        if self.head_stride is not None:
+            return f"{self.scheme} by {self.head_stride} head{'s' if self.head_stride > 1 else ''}"
+        return str(self.scheme)
+
+    def gathers(self, n_kv_heads: int) -> int:
+        """All-gathers of one pass over a layer, of a model with so many KV heads."""
+        return 1 if self.head_stride is None else n_kv_heads // self.tp // self.head_stride
 
     @property
     def sequences(self) -> float:
@@ -107,9 +123,16 @@ def check_layout(model: DenseModel, layout: StepLayout) -> None:
             f"ulysses {u} doesn't divide the {model.n_kv_heads // tp} KV heads that a rank of tp {tp} has: Ulysses gives "
             "each rank whole heads; use a smaller degree, with a ring across"
         )
-    expected = {Scheme.RING: u == 1, Scheme.ALL_GATHER: u == 1, Scheme.ULYSSES: u == cp, Scheme.HYBRID: 1 < u < cp}
+    expected = {
+        Scheme.RING: u == 1, Scheme.ALL_GATHER: u == 1, Scheme.ULYSSES: u == cp, Scheme.HYBRID: 1 < u < cp, Scheme.PASS_Q: u == 1
+    }  # fmt: skip
     if not expected[layout.scheme]:
-        raise InputError(f"scheme {layout.scheme} doesn't go with ulysses {u} of cp {cp}: 1 for ring and all-gather, cp for "
-                         "ulysses, between them for hybrid")
+        raise InputError(f"scheme {layout.scheme} doesn't go with ulysses {u} of cp {cp}: 1 for ring, all-gather and pass-q, cp "
+                         "for ulysses, between them for hybrid")
+    stride, held = layout.head_stride, model.n_kv_heads // tp
+    if stride is not None and layout.scheme is not Scheme.ALL_GATHER:
+        raise InputError(f"a head stride is for scheme all-gather only; {layout.scheme} has none")
+    if stride is not None and (stride < 1 or held % stride):
+        raise InputError(f"head stride {stride} doesn't divide the {held} KV heads that a rank of tp {tp} has")
     if layout.carrier is not Carrier.NCCL and layout.ring == 1 and not (layout.scheme is Scheme.RING and cp == 1):
         raise InputError(f"carrier {layout.carrier} carries the hops of a ring; scheme {layout.scheme} has none")

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from shardroute.planner.backends.channels import ChannelLaw, Path, PutLaw, channel_law, put_law
 from shardroute.planner.backends.collectives import Group, collective_s
-from shardroute.planner.steps.rates import StepRates
+from shardroute.planner.backends.rates import StepRates
 from shardroute.planner.steps.settings import Carrier, StepLayout
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
@@ -131,6 +131,15 @@ def collective(net: Network, op: Collective, n_bytes: float, group: Group) -> Fl
     # What each GPU sends: its link is shared with whatever moves beside it.
     wire = n_bytes * (group.n_ranks - 1) / group.n_ranks
     return Flow(0.0, wire, wire / seconds, Link.NVLINK if group.n_domains == 1 else Link.NIC)
+
+
+def in_turn(first: Flow, second: Flow) -> Flow:
+    """Two flows over one link, one after the other, as one."""
+    if second.link is Link.NONE:
+        return first
+    assert first.link is second.link
+    n_bytes, start_s = first.n_bytes + second.n_bytes, first.start_s + second.start_s
+    return Flow(start_s, n_bytes, n_bytes / (first.alone_s + second.alone_s - start_s), first.link)
 
 
 def uncalibrated(net: Network, table: str) -> InputError:

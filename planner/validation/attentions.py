@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shardroute.planner.backends.channels import Path, channel_law
+from shardroute.planner.backends.links import path_costs
+from shardroute.planner.layouts.tensors import DTYPES
 from shardroute.planner.simulator import simulate
 from shardroute.planner.steps.graphs import Builder, RingWork
 from shardroute.planner.steps.transfers import NOTHING, Flow, send_recv
@@ -18,7 +20,7 @@ from shardroute.planner.validation.kernels import Kernel, kernel_curves
 from shardroute.planner.validation.systems import System, ring_system
 from shardroute.topologies.machines import Machine
 
-_BYTES: Final = 2  # bf16 and fp16
+_BYTES: Final = DTYPES["bf16"]  # as of fp16
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +114,11 @@ def _hop(call: AttentionCall, system: System, n_bytes: float) -> Flow:
     machine, calibration = system.machine, system.calibration
     law = channel_law(machine, calibration)
     assert law is not None
-    assert calibration.nvlink is not None
     if call.n_nodes > 1:  # the ring goes across nodes, and waits for its slowest hop
         return send_recv(law, n_bytes, call.cp, False, Path.NIC)
     flow = send_recv(law, n_bytes, call.cp, True, Path.NVLINK)
     # The law's peak is that of the machine whose calibration it is; some systems' links are slower.
-    return replace(flow, rate_Bps=min(flow.rate_Bps, machine.nvlink_Bps * calibration.nvlink.efficiency))
+    return replace(flow, rate_Bps=min(flow.rate_Bps, machine.nvlink_Bps * path_costs(calibration)[0].efficiency))
 
 
 def _exchange_s(call: AttentionCall, system: System, output: float, kv: float) -> float:
@@ -126,26 +127,24 @@ def _exchange_s(call: AttentionCall, system: System, output: float, kv: float) -
         return 0.0
     moved = 2 * output * _BYTES + kv
     copied = 2 * moved / system.machine.hbm_Bps
-    return _spread_s(call, system, moved, call.ulysses) + copied
+    return _spread_s(system, moved, call.ulysses) + copied
 
 
 def _gather_s(call: AttentionCall, system: System, kv: float) -> float:
     """All-gather: what comes from other nodes enters a node once, over all its NICs, and goes on over NVLink."""
-    machine, calibration, n = system.machine, system.calibration, call.cp
-    assert calibration.nvlink is not None
-    assert calibration.nic is not None
-    near = min(n, machine.gpus_per_domain)
-    nvlink = kv * (n - 1) / (machine.nvlink_Bps * calibration.nvlink.efficiency)
-    nic = kv * (n - near) / near / (machine.gpu_nic_Bps * calibration.nic.efficiency)
-    return calibration.launch_s + max(nvlink, nic)
+    n, near = call.cp, min(call.cp, system.machine.gpus_per_domain)
+    return _links_s(system, kv * (n - 1), kv * (n - near) / near)
 
 
-def _spread_s(call: AttentionCall, system: System, n_bytes: float, group: int) -> float:
-    """Seconds in which a rank sends (or receives) n_bytes less its own part, spread evenly over the others of its group."""
+def _spread_s(system: System, n_bytes: float, group: int) -> float:
+    """A rank sends (or receives) n_bytes less its own part, spread evenly over the others of its group."""
+    near = min(group, system.machine.gpus_per_domain)
+    return _links_s(system, n_bytes * (near - 1) / group, n_bytes * (group - near) / group)
+
+
+def _links_s(system: System, nvlink_bytes: float, nic_bytes: float) -> float:
+    """A launch, then a GPU's NVLink and NICs side by side. Not by curves of collectives: some systems' links are slower."""
     machine, calibration = system.machine, system.calibration
-    assert calibration.nvlink is not None
-    assert calibration.nic is not None
-    near = min(group, machine.gpus_per_domain)
-    nvlink = n_bytes * (near - 1) / group / (machine.nvlink_Bps * calibration.nvlink.efficiency)
-    nic = n_bytes * (group - near) / group / (machine.gpu_nic_Bps * calibration.nic.efficiency)
-    return calibration.launch_s + max(nvlink, nic)
+    nvlink, nic = path_costs(calibration)
+    nvlink_s = nvlink_bytes / (machine.nvlink_Bps * nvlink.efficiency)
+    return calibration.launch_s + max(nvlink_s, nic_bytes / (machine.gpu_nic_Bps * nic.efficiency))

@@ -19,7 +19,7 @@ from shardroute.planner.validation.published import (
 )
 from shardroute.planner.validation.rows import ValidationRow
 from shardroute.planner.validation.systems import System, system
-from shardroute.topologies.collectives import CollectiveCurve
+from shardroute.topologies.collectives import Collective, CollectiveCurve
 from shardroute.topologies.units import format_bytes
 
 # Machines whose calibration holds XLA's table as curves of its own; hgx-h200's are those of dgx-h100.
@@ -127,7 +127,9 @@ def left_out_groups() -> Iterator[ValidationRow]:
     place = system("gb200-nvl72")
     for curve in place.calibration.curves:
         rest = tuple(c for c in place.calibration.curves if c.op is curve.op and c.n_ranks != curve.n_ranks)
-        less = replace(place.calibration, curves=rest, figures=())
+        # step.message is the slope over the groups of all-to-all, this one among them.
+        message_s = 0.0 if curve.op is Collective.ALL_TO_ALL else place.calibration.message_s
+        less = replace(place.calibration, curves=rest, message_s=message_s, figures=())
         group = Group(curve.n_ranks, curve.n_domains)
         for n_bytes, time_s in zip(curve.n_bytes, curve.time_s, strict=True):
             found_s, how = collective_s(curve.op, n_bytes, group, place.machine, less)

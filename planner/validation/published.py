@@ -46,8 +46,8 @@ class PublishedRefit:
     """One measured refit: a model between two layouts on a machine, by the strategy that the system runs.
 
     time_s is the middle of low_s to high_s where the source gives a range. domain_gpus: of an NVLink domain, where the system had
-    fewer than the machine; else 0. framework: a training framework ran it, whose host spends time on each tensor. bulk_only: only
-    feed-forward weights are taken to have moved.
+    fewer than the machine; else 0. framework: a training framework ran it, whose host spends time on each tensor. fitted: that
+    time comes from this row. bulk_only: only feed-forward weights are taken to have moved.
     """
 
     name: str
@@ -58,6 +58,7 @@ class PublishedRefit:
     domain_gpus: int
     strategy: str
     framework: bool
+    fitted: bool
     bulk_only: bool
     time_s: float
     low_s: float
@@ -109,6 +110,7 @@ def published_refits() -> tuple[PublishedRefit, ...]:
             int(row["domain_gpus"]),
             row["strategy"],
             row["framework"] == "1",
+            row["fitted"] == "1",
             row["bulk_only"] == "1",
             float(row["s"]),
             float(row["low_s"] or row["s"]),
@@ -121,9 +123,29 @@ def published_refits() -> tuple[PublishedRefit, ...]:
     )
 
 
-def refits_left_out() -> tuple[tuple[int, str, str], ...]:
-    """Published refits that aren't predicted: how many, which, and why."""
-    return tuple((int(row["n"]), row["what"], row["reason"]) for row in table_rows("refits_left_out.csv"))
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Published rows that aren't predicted: how many, which, why. `names` are theirs in a collection that lists them, if any."""
+
+    n_rows: int
+    what: str
+    reason: str
+    names: tuple[str, ...]
+
+
+def refits_left_out() -> tuple[LeftOut, ...]:
+    """Published refits that aren't predicted."""
+    return _left_out("refits_left_out.csv")
+
+
+def collectives_left_out() -> tuple[LeftOut, ...]:
+    """Published collectives that aren't predicted."""
+    return _left_out("collectives_left_out.csv")
+
+
+def _left_out(table: str) -> tuple[LeftOut, ...]:
+    rows = table_rows(table)
+    return tuple(LeftOut(int(row["n"]), row["what"], row["reason"], tuple(row["ids"].split())) for row in rows)
 
 
 def permute_source() -> Source:

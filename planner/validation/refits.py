@@ -2,13 +2,14 @@
 
 A plan of a whole model has millions of steps. What each layer adds is the same once a refit is under way, so plans of a few
 and of twice as many layers are simulated, and the time is continued along bytes; 235 billion parameters come out within 1 % of
-the whole. Where a training framework ran the refit, its host's time a weight is added: one constant, `control.tensor`, which is
-the median over these very rows, so each is also predicted with the median over the others.
+the whole. Where a training framework ran the refit, its host's time for each weight that a rank exports is added: one constant,
+`control.tensor`, which is the median over the rows that are marked as fitted, so each of these is also predicted with the median
+over the others.
 """
 
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,10 +19,12 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.catalogue import load_model
 from shardroute.planner.layouts.notation import parse_spec
 from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import refit_problem
+from shardroute.planner.routing import gather_broadcast
 from shardroute.planner.routing.hybrid import in_bulk
-from shardroute.planner.routing.strategies import make_plan
+from shardroute.planner.routing.strategies import backend_for, make_plan, pieces_of
 from shardroute.planner.simulator.refit import predict
 from shardroute.planner.validation.published import PublishedRefit, published_refits
 from shardroute.planner.validation.rows import ValidationRow
@@ -31,6 +34,8 @@ from shardroute.topologies.topologies import Topology, build_topology
 
 # Layers of the two plans; models with no more than twice as many are simulated whole.
 _LAYERS: Final = 4
+# `gather-broadcast` as miles does it: the first rank of each pipeline stage broadcasts what its stage has, one after the other.
+ROOT_ALONE: Final = "gather-broadcast, root alone"
 _LAYER: Final = re.compile(r"\.(\d+)\.")
 _NO_LAYER: Final = -1
 
@@ -46,7 +51,7 @@ class RefitTime:
 
 @dataclass(frozen=True, slots=True)
 class _Simulated:
-    """A published refit, what moving its bytes is predicted to take, and the weights that its busiest training rank exports."""
+    """A published refit, what moving its bytes is predicted to take, and the weights that a training rank exports."""
 
     published: PublishedRefit
     found: RefitTime
@@ -62,9 +67,11 @@ class _Simulated:
         return self.found.time_s + (self.n_weights * tensor_s if self.published.framework else 0.0)
 
 
-def refit_rows(progress: Callable[[float], None] | None = None) -> Iterator[ValidationRow]:
-    """Every published refit with its prediction. Takes half a minute."""
-    refits = published_refits()
+def refit_rows(
+    refits: Sequence[PublishedRefit] | None = None, progress: Callable[[float], None] | None = None
+) -> Iterator[ValidationRow]:
+    """Published refits with their predictions; by default all of them, which takes half a minute."""
+    refits = published_refits() if refits is None else refits
     simulated = []
     for done, published in enumerate(refits):
         if progress is not None:
@@ -73,16 +80,11 @@ def refit_rows(progress: Callable[[float], None] | None = None) -> Iterator[Vali
     yield from _rows(simulated)
 
 
-def refit_row(published: PublishedRefit) -> ValidationRow:
-    """One published refit with its prediction. Takes some seconds for a large model."""
-    return next(iter(_rows([_simulated(published)])))
-
-
 def _rows(simulated: list[_Simulated]) -> Iterator[ValidationRow]:
     for one in simulated:
         published, found = one.published, one.found
-        rest = [other.tensor_s for other in simulated if other is not one and other.published.framework]
-        judged = published.framework and bool(rest)
+        rest = [other.tensor_s for other in simulated if other is not one and other.published.fitted]
+        judged = published.fitted and bool(rest)
         control = default_calibration(published.machine).control
         yield ValidationRow(
             "early refit" if published.group.startswith("early") else "refit",
@@ -90,7 +92,7 @@ def _rows(simulated: list[_Simulated]) -> Iterator[ValidationRow]:
             f"{published.model} {published.source_spec} to {published.target_spec} on {published.machine}",
             published.time_s,
             one.with_control(0.0 if control is None else control.tensor_s),
-            published.framework,
+            published.fitted,
             one.with_control(statistics.median(rest)) if judged else None,
             "row" if judged else "",
             f"{published.strategy}, {found.time_s:.2f} s simulated with {found.n_simulated} of {found.n_layers} layers"
@@ -109,18 +111,27 @@ def _simulated(published: PublishedRefit) -> _Simulated:
     machine = _with_domains(load_machine(published.machine), published.domain_gpus)
     topology = build_topology(machine, None, problem.n_ranks)
     found = refit_time(problem, topology, published.strategy, default_calibration(published.machine))
-    return _Simulated(published, found, exported_weights(problem))
+    return _Simulated(published, found, exported_weights(problem, published.strategy))
 
 
-def exported_weights(problem: Problem) -> int:
-    """The feed-forward weights that the busiest training rank holds a part of, each expert's counted by itself."""
-    count = np.zeros(problem.n_ranks, dtype=np.int64)
-    for i in in_bulk([tensor.name for tensor in problem.tensors]).tolist():
+def exported_weights(problem: Problem, strategy: str) -> int:
+    """The weights that the busiest training rank exports, each expert's counted by itself: those that it holds a part of.
+
+    To gather whole tensors on every training rank (NeMo RL's broadcast) all take part in all of them, whichever stage has them.
+    """
+    names = [tensor.name for tensor in problem.tensors]
+    own = in_bulk(names) if strategy == "hybrid" else np.arange(0 if strategy == "gather-broadcast" else len(names))
+    held = np.zeros(problem.n_ranks, dtype=np.int64)
+    gathered = 0
+    for i, name in enumerate(names):
         fragments = problem.source.fragments[i]
         # Experts are one tensor a projection; its dim 0 counts them.
-        n = fragments.hi[:, 0] - fragments.lo[:, 0] if "*" in problem.tensors[i].name else np.ones(len(fragments), np.int64)
-        np.add.at(count, fragments.rank, n)
-    return int(count.max(initial=0))
+        n = fragments.hi[:, 0] - fragments.lo[:, 0] if "*" in name else np.ones(len(fragments), np.int64)
+        if i in own:
+            np.add.at(held, fragments.rank, n)
+        else:
+            gathered += int(n.max(initial=0))
+    return int(held.max(initial=0)) + gathered
 
 
 def refit_time(problem: Problem, topology: Topology, strategy: str, calibration: Calibration) -> RefitTime:
@@ -129,7 +140,7 @@ def refit_time(problem: Problem, topology: Topology, strategy: str, calibration:
     layers = np.unique(of_layer[of_layer != _NO_LAYER])
 
     def simulated_s(part: Problem) -> float:
-        return predict(make_plan(part, topology, strategy), calibration).predicted_s
+        return predict(_plan(part, topology, strategy), calibration).predicted_s
 
     if len(layers) <= 2 * _LAYERS:
         return RefitTime(simulated_s(problem), len(layers), len(layers))
@@ -137,6 +148,13 @@ def refit_time(problem: Problem, topology: Topology, strategy: str, calibration:
     few_s, more_s = simulated_s(few), simulated_s(more)
     per_byte_s = (more_s - few_s) / (more.n_bytes - few.n_bytes)
     return RefitTime(few_s + (problem.n_bytes - few.n_bytes) * per_byte_s, len(layers), 2 * _LAYERS)
+
+
+def _plan(problem: Problem, topology: Topology, strategy: str) -> Plan:
+    if strategy != ROOT_ALONE:
+        return make_plan(problem, topology, strategy)
+    backend = backend_for(problem, topology)
+    return gather_broadcast.plan(problem, pieces_of(problem), topology, backend, root_alone=True)
 
 
 def _layers(problem: Problem) -> Ints:

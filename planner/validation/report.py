@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardroute.planner.validation.collectives import DISTURBED, collective_rows, left_out_groups
-from shardroute.planner.validation.published import refits_left_out
+from shardroute.planner.validation.published import LeftOut, collectives_left_out, refits_left_out
 from shardroute.planner.validation.refits import refit_rows
 from shardroute.planner.validation.rows import Summary, ValidationRow, summarise
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rows, their summaries (all first, then by part), and published rows without a prediction: how many, which, why."""
+    """Rows, their summaries (all first, then by part), and published rows without a prediction."""
 
     rows: tuple[ValidationRow, ...]
     summaries: tuple[Summary, ...]
-    skipped: tuple[tuple[int, str, str], ...]
+    skipped: tuple[LeftOut, ...]
 
 
 def collective_report() -> Report:
@@ -32,12 +32,12 @@ def collective_report() -> Report:
         summarise("  permutes, each series left out", permutes),
         summarise("  curves of GB200, each group left out", left_out_groups()),
     ]
-    return Report(rows, tuple(summaries), ())
+    return Report(rows, tuple(summaries), collectives_left_out())
 
 
 def refit_report(progress: Callable[[float], None] | None = None) -> Report:
     """Refits. Takes half a minute; progress is told the share that is done."""
-    rows = tuple(refit_rows(progress))
+    rows = tuple(refit_rows(progress=progress))
     stated = [row for row in rows if row.kind == "refit"]
     groups = dict.fromkeys(row.series for row in stated)
     summaries = [

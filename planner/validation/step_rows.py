@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.models import load_model
+from shardroute.planner.layouts.tensors import DTYPES
 from shardroute.planner.steps import (
     Carrier,
     DenseModel,
@@ -41,7 +42,7 @@ _TE_HEADS: Final = 128
 _TE_HEAD_DIM: Final = 128
 _TE_BATCH: Final = 2
 _TE_CP: Final = 4
-_BYTES: Final = 2
+_BYTES: Final = DTYPES["bf16"]
 UNEXPLAINED: Final = "UNEXPLAINED: published as 30 to 36 % slower than NVSHMEM, which no ring or collective of the step can make"
 
 

@@ -48,6 +48,8 @@ _IN_LAYER: Final = {
     Role.SHARED_UNGATED_UP: "mlp.shared_experts.linear_fc1.weight",
     Role.SHARED_DOWN: "mlp.shared_experts.linear_fc2.weight",
     Role.SHARED_ROUTER: "mlp.shared_experts.gate_weight",
+    Role.LATENT_IN: "mlp.fc1_latent_proj.weight",
+    Role.LATENT_OUT: "mlp.fc2_latent_proj.weight",
     Role.ROUTER: "mlp.router.weight",
     Role.ROUTER_BIAS: "mlp.router.bias",
     Role.ROUTER_CORRECTION: "mlp.router.expert_bias",

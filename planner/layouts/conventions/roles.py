@@ -16,8 +16,9 @@ COLUMNS = frozenset({Role.O_PROJ, Role.DOWN_PROJ, Role.SHARED_DOWN, Role.MAMBA_O
 # On every rank of a stage, whole.
 WHOLE = frozenset({
     Role.FINAL_NORM, Role.INPUT_NORM, Role.POST_ATTENTION_NORM, Role.Q_NORM, Role.K_NORM, Role.O_BIAS, Role.DOWN_BIAS,
-    Role.ROUTER, Role.ROUTER_BIAS, Role.ROUTER_CORRECTION, Role.SHARED_ROUTER, Role.Q_A_PROJ, Role.Q_A_NORM, Role.KV_A_PROJ,
-    Role.KV_A_NORM, Role.MIXER_NORM, Role.MTP_EMBEDDING_NORM, Role.MTP_HIDDEN_NORM, Role.MTP_PROJ, Role.MTP_FINAL_NORM,
+    Role.ROUTER, Role.ROUTER_BIAS, Role.ROUTER_CORRECTION, Role.SHARED_ROUTER, Role.LATENT_IN, Role.LATENT_OUT, Role.Q_A_PROJ,
+    Role.Q_A_NORM, Role.KV_A_PROJ, Role.KV_A_NORM, Role.MIXER_NORM, Role.MTP_EMBEDDING_NORM, Role.MTP_HIDDEN_NORM, Role.MTP_PROJ,
+    Role.MTP_FINAL_NORM,
 })  # fmt: skip
 # Query, key and value rows of one fused buffer.
 QUERY = frozenset({Role.Q_PROJ, Role.Q_BIAS})

@@ -16,7 +16,7 @@ _KINDS = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
 
 def build_nemotron_h(name: str, config: Config) -> Model:
     """Every parameter of a Nemotron-H."""
-    for key in ("moe_latent_size", "mamba_proj_bias", "use_bias", "mlp_bias", "attention_bias"):
+    for key in ("mamba_proj_bias", "use_bias", "mlp_bias", "attention_bias"):
         if config.given(key):
             raise InputError(f"{config.where}: {key} is set, which isn't known for nemotron_h; describe the tensors instead")
     decoder = Decoder.of(config, heads_given=True)
@@ -24,6 +24,8 @@ def build_nemotron_h(name: str, config: Config) -> Model:
     mamba = _mamba(config, decoder) if "M" in pattern else ()
     n_experts = config.count("n_routed_experts") if "E" in pattern else 0
     expert_width = config.width("moe_intermediate_size") if "E" in pattern else 0
+    # Where there is a latent size, experts work in it; the router and the shared experts do not (LatentMoE).
+    latent = config.width("moe_latent_size") if "E" in pattern and config.given("moe_latent_size") else 0
     # The width is that of all shared experts together (NemotronHMOE).
     shared_width = config.width("moe_shared_expert_intermediate_size") if "E" in pattern else 0
     dense_width = config.width("intermediate_size") if "-" in pattern else 0
@@ -48,9 +50,13 @@ def build_nemotron_h(name: str, config: Config) -> Model:
         else:
             yield decoder.parameter(f"{at}.gate.weight", (n_experts, h), Role.ROUTER, layer)
             yield decoder.correction(f"{at}.gate", n_experts, layer)
+            if latent:
+                yield decoder.parameter(f"{at}.fc1_latent_proj.weight", (latent, h), Role.LATENT_IN, layer)
+                yield decoder.parameter(f"{at}.fc2_latent_proj.weight", (h, latent), Role.LATENT_OUT, layer)
+            inside = latent or h
             for suffix, shape, role in (
-                ("experts.*.up_proj", (n_experts, expert_width, h), Role.EXPERT_UNGATED_UP),
-                ("experts.*.down_proj", (n_experts, h, expert_width), Role.EXPERT_DOWN),
+                ("experts.*.up_proj", (n_experts, expert_width, inside), Role.EXPERT_UNGATED_UP),
+                ("experts.*.down_proj", (n_experts, inside, expert_width), Role.EXPERT_DOWN),
                 ("shared_experts.up_proj", (shared_width, h), Role.SHARED_UNGATED_UP),
                 ("shared_experts.down_proj", (h, shared_width), Role.SHARED_DOWN),
             ):

@@ -47,6 +47,8 @@ class Role(StrEnum):
     SHARED_DOWN = "shared_down"
     SHARED_UNGATED_UP = "shared_ungated_up"
     SHARED_ROUTER = "shared_router"
+    LATENT_IN = "latent_in"
+    LATENT_OUT = "latent_out"
     ROUTER_BIAS = "router_bias"
     ROUTER_CORRECTION = "router_correction"
     EXPERT_GATE_UP = "expert_gate_up"

@@ -1,9 +1,9 @@
-"""Rates at which a machine computes a training step, read from TOML files in which every figure has a source.
+"""Rates at which a machine computes: training steps, and attention on GPUs; from TOML files in which every figure has a source.
 
 A machine's shape and its links are in shardroute.topologies; this is the arithmetic beside them.
 """
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,11 +12,9 @@ import msgspec
 
 from shardroute.topologies.documents import read_toml
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.units import parse_seconds
+from shardroute.topologies.units import parse_operations, parse_seconds
 
 _FOLDER: Final = Path(__file__).parent / "rates"
-_PREFIXES: Final = {"G": 1e9, "T": 1e12, "P": 1e15}
-_FLOPS: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([GTP])FLOP/s\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +89,23 @@ def load_rates(machine_or_path: str) -> StepRates:
     for key, figure in (("ring.forward_bytes", file.ring.forward_bytes), ("ring.backward_bytes", file.ring.backward_bytes)):
         if not 0 <= figure.value < float("inf"):
             raise InputError(f"{path.name}: {key}: expected bytes an element from 0, found {figure.value!r}")
+    start = file.ring.channel_start
     return StepRates(
         linear_Fps=_parsed(path, "linear", file.linear),
         forward_Fps=_parsed(path, "attention.forward", file.attention.forward),
         backward_Fps=_parsed(path, "attention.backward", file.attention.backward),
         forward_bytes=file.ring.forward_bytes.value,
         backward_bytes=file.ring.backward_bytes.value,
-        channel_start_s=_channel_start_s(path, file.ring.channel_start),
+        channel_start_s=0.0 if start is None else _parsed(path, "ring.channel_start", start, parse_seconds),
         source=f"{file.library} on {file.machine}",
     )
 
 
-def _channel_start_s(path: Path, figure: _Figure | None) -> float:
-    if figure is None:
-        return 0.0
+def _parsed(path: Path, key: str, figure: _Figure, parse: Callable[[str], float] = parse_operations) -> float:
     try:
-        return parse_seconds(figure.value)
+        value = parse(figure.value)
     except InputError as error:
-        raise InputError(f"{path.name}: ring.channel_start: {error}") from None
-
-
-def _parsed(path: Path, key: str, figure: _Figure) -> float:
-    match = _FLOPS.fullmatch(figure.value)
-    if match is None or float(match[1]) == 0:
+        raise InputError(f"{path.name}: {key}: {error}") from None
+    if parse is parse_operations and value == 0:
         raise InputError(f"{path.name}: {key}: expected text such as '1400 TFLOP/s', above 0, found {figure.value!r}")
-    return float(match[1]) * _PREFIXES[match[2]]
+    return value
