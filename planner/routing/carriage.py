@@ -40,10 +40,10 @@ def carry(routes: Routes, topology: Topology, costs: Costs, options: Options, ti
     Each pair of libraries that `options.backends` allow gives one program; the least of their optima is the optimum of all, so no
     variable is integer.
     """
+    if not (routes.lane <= Lane.HAND_OVER).any():
+        return None
     group, far, near = _groups(routes)
     loads = _loads(routes, group, len(far), topology.n_gpus)
-    if not len(far) or not any(len(rows) for rows in loads):
-        return None
     sizes = _sizes(routes, options)
     backends = [b for b in options.backends if b in costs.backends()] or list(options.backends[:1])
     best: tuple[float, Backend, Backend, Floats] | None = None

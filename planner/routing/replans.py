@@ -3,7 +3,7 @@
 The change is said by the new problem and the new topology: ranks gone from a layout or new in it, NICs slower or down, more
 domains. A piece keeps its way if it is a piece of the new problem too, the first senders of its tree still hold it, its receivers
 are exactly those that need it, and no NIC on its way is down. If a link is then busier than it must be, pieces that cross it give
-way, no others.
+way, no more of them than must.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import SOURCE, Boxes, Op, Plan, lane_of
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, Chunks, balance, chunks_of, routes_of
+from shardroute.planner.routing.balance import Balanced, Chunks, balance, chunks_of, link_loads, routes_of
 from shardroute.planner.routing.balance_kernel import HAND_OVER, LOCAL, STAGED
 from shardroute.planner.routing.chunked import cut_into_chunks, look_at
 from shardroute.planner.routing.costs import costs_of
@@ -69,6 +69,7 @@ def replan(plan: Plan, problem: Problem, topology: Topology, options: Options | 
         patterns, chunks, topology, problem.n_ranks, seen.bound_s, staging=options.staging_bytes >= largest + SLOT_ALIGNMENT,
         most_depth=sizes.most_depth, good_enough=GOOD_ENOUGH, start=start,
     )  # fmt: skip
+    found = _put_back(start, found, chunks, topology, problem.n_ranks, max(found.busiest_s, GOOD_ENOUGH * seen.bound_s))
     same = _same(start, found)
     arranged = arrange(
         routes_of(entries, chunks, found),
@@ -172,6 +173,43 @@ def _start(
     table = np.array(rows, dtype=np.int32).reshape(-1, 4)
     src, dst, parent, kind = (np.ascontiguousarray(column) for column in table.T)
     return chunks, Balanced(np.cumsum(count) - count, count, src, dst, parent, kind.astype(np.uint8), 0.0)
+
+
+def _put_back(
+    first: Balanced, found: Balanced, chunks: Chunks, topology: Topology, n_ranks: int, most_s: float
+) -> Balanced:
+    """The trees found, but those that chunks had at first wherever no link then gets busier than `most_s`; largest chunks first.
+
+    Balancing routes all that crosses a busy link anew, more than is needed to relieve it.
+    """
+    changed = np.flatnonzero((first.count > 0) & ~_same(first, found))
+    columns = [np.concatenate([a, b]) for a, b in zip(_columns(first), _columns(found), strict=True)]
+    link, hop, share = link_loads(np.stack(columns, axis=1).astype(np.int32), topology, n_ranks, 1.0)
+    by_hop = np.argsort(hop, kind="stable")
+    link, share = link[by_hop], share[by_hop]
+    ptr = np.searchsorted(hop[by_hop], np.arange(len(columns[0]) + 1))
+    n_first = len(first.src)
+    begin, count = found.first + n_first, found.count.copy()
+    load = np.zeros(int(link.max(initial=-1)) + 1)
+    for c in range(len(count)):
+        uses = slice(int(ptr[begin[c]]), int(ptr[begin[c] + count[c]]))
+        np.add.at(load, link[uses], share[uses] * chunks.n_bytes[c])
+    for c in changed[np.argsort(-chunks.n_bytes[changed], kind="stable")].tolist():
+        new = slice(int(ptr[begin[c]]), int(ptr[begin[c] + count[c]]))
+        old = slice(int(ptr[first.first[c]]), int(ptr[first.first[c] + first.count[c]]))
+        np.add.at(load, link[new], -share[new] * chunks.n_bytes[c])
+        np.add.at(load, link[old], share[old] * chunks.n_bytes[c])
+        if (load[link[old]] <= most_s * (1 + 1e-9)).all():
+            begin[c], count[c] = first.first[c], first.count[c]
+        else:
+            np.add.at(load, link[old], -share[old] * chunks.n_bytes[c])
+            np.add.at(load, link[new], share[new] * chunks.n_bytes[c])
+    src, dst, parent, kind = columns
+    return Balanced(begin, count, src, dst, parent, kind.astype(np.uint8), most_s)
+
+
+def _columns(trees: Balanced) -> tuple[NDArray[np.integer], ...]:
+    return trees.src, trees.dst, trees.parent, trees.kind
 
 
 def _same(first: Balanced, second: Balanced) -> NDArray[np.bool_]:
