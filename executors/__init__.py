@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardroute.executors.attention.seam import Arithmetic
     from shardroute.executors.measuring.copies import calibrate_here
     from shardroute.executors.resharding.drop_ins import reshard, xferdtensor
     from shardroute.executors.resharding.resharders import Resharder, Transfer
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TRANSPORTS",
+    "Arithmetic",
     "Mismatch",
     "Resharder",
     "RunResult",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Arithmetic": "attention.seam",
     "calibrate_here": "measuring.copies", "TRANSPORTS": "run", "Mismatch": "run", "RunResult": "run", "run_plan": "run",
     "Resharder": "resharding.resharders", "Transfer": "resharding.resharders", "reshard": "resharding.drop_ins",
     "xferdtensor": "resharding.drop_ins",

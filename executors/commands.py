@@ -1,11 +1,13 @@
-"""The running half of the command line: `run`, `calibrate`, `demo`."""
+"""The running half of the command line: `run`, `calibrate`, `demo`; and `emulate`, which stands in its own package."""
 
 from typing import Annotated
 
 import typer
 from msgspec import to_builtins
 
+from shardroute.executors.attention.seam import Arithmetic
 from shardroute.executors.demo import run_demo
+from shardroute.executors.emulation import commands as _emulation  # noqa: F401  # adds its command to the program
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.ranks import PROCESSES
 from shardroute.executors.measuring.copies import calibrate_here
@@ -46,6 +48,10 @@ def run_command(
     rendezvous: Annotated[
         str, typer.Option("--rendezvous", help="Where ranks meet: tcp://HOST:PORT or file:///PATH.", rich_help_panel="Ranks")
     ] = "",
+    arithmetic: Annotated[
+        Arithmetic | None,
+        typer.Option("--arithmetic", help="What computes attention: numpy (default on CPUs), or torch (always on GPUs)."),
+    ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Run this often and report the median.")] = 1,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that everything may take.")] = DEFAULT_TIMEOUT_S,
@@ -69,10 +75,12 @@ def run_command(
     with progress("checking"):
         check(loaded)
     if place is not None:
-        result = run_as_rank(loaded, place, transport=transport, timeout_s=timeout, repeats=repeats)
+        result = run_as_rank(loaded, place, transport=transport, timeout_s=timeout, repeats=repeats, arithmetic=arithmetic)
     else:
         with progress(f"running {loaded.problem.n_ranks} ranks") as done:
-            result = run_plan(loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done)
+            result = run_plan(
+                loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done, arithmetic=arithmetic
+            )
     if result is None:
         return
     if output is not None:

@@ -4,6 +4,7 @@ happened.
 Rule: nothing here knows how bytes move; that is the transport's.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,15 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.executors.attention.contents import Contents, contents_of
+from shardroute.executors.attention.jobs import load_arithmetic
+from shardroute.executors.attention.on_streams import why_no_attention
+from shardroute.executors.attention.seam import Arithmetic
 from shardroute.executors.interpreting.interpret import Programs, compile_plan
 from shardroute.executors.interpreting.memories import Buffers, Part
 from shardroute.executors.launching.launched import run_launched
 from shardroute.executors.launching.mpiexec import MpiexecSession
 from shardroute.executors.launching.processes import ProcessSession, machine_text
 from shardroute.executors.launching.ranks import PROCESSES
-from shardroute.executors.messages.messages import Messages, lay_messages
-from shardroute.executors.transports.libraries import LIBRARIES, MPI, load_library
+from shardroute.executors.messages.separate import Separate, compile_separate
+from shardroute.executors.transports.libraries import LIBRARIES, MPI, ON_GPUS, load_library
 from shardroute.executors.transports.seam import Deadline, Place, Progress, Session, Trial
+from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Plan
 from shardroute.planner.timelines import Timeline, Verified
 from shardroute.topologies.errors import InputError
@@ -88,27 +93,33 @@ def run_plan(
     repeats: int = 1,
     progress: Progress | None = None,
     compare: bool = True,
+    arithmetic: Arithmetic | None = None,
 ) -> RunResult:
     """Run the plan `repeats` times, with ranks started on this machine, and verify each. Wrong bytes are in the result's
-    `mismatches`, not an error. What attention computes is compared with one device's, unless told not to.
+    `mismatches`, not an error. What attention computes (by NumPy on CPUs, by torch on GPUs, unless told otherwise) is compared
+    with one device's, unless told not to.
 
     Raises InputError for an unknown transport, a count below 1 or above MAX_REPEATS, and want of memory or open files; PlanError
     for a plan that reads or writes where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s`
     (for everything) pass.
     """
     _check_request(transport, timeout_s, repeats)
-    _check_computes(plan, transport)
-    contents = contents_of(plan, compare=compare) if plan.attention is not None else None
-    programs, buffers = compile_plan(plan)
-    messages = lay_messages(plan, programs, buffers) if transport != PROCESSES else None
-    with _start(plan, programs, messages, transport, timeout_s, repeats, contents) as session:
+    contents = _contents(plan, transport, arithmetic, compare=compare)
+    if transport == PROCESSES:
+        programs, buffers = compile_plan(plan)
+        separate = None
+    else:
+        separate = compile_separate(plan, library_sums=transport in ON_GPUS)
+        programs, buffers = separate.programs, separate.buffers
+    with _start(plan, programs, separate, transport, timeout_s, repeats, contents) as session:
         trials = session.run(progress)
-    return _result(plan, programs, buffers, transport, trials, contents, messages)
+    return result_of(plan, programs, buffers, transport, trials, contents, separate)
 
 
 def run_as_rank(
-    plan: Plan, place: Place, *, transport: str, timeout_s: float = DEFAULT_TIMEOUT_S, repeats: int = 1
-) -> RunResult | None:
+    plan: Plan, place: Place, *, transport: str, timeout_s: float = DEFAULT_TIMEOUT_S, repeats: int = 1,
+    arithmetic: Arithmetic | None = None,
+) -> RunResult | None:  # fmt: skip
     """Run the plan as one of its ranks, which a launcher has started like this one; the result on rank 0, None elsewhere.
 
     Raises what `run_plan` does, and RunError on every rank when the ranks were given different plans.
@@ -119,31 +130,36 @@ def run_as_rank(
             f"this is rank {place.rank} of {place.size}, but transport {PROCESSES} starts its ranks itself; run it without a "
             f"launcher, or choose one of {', '.join(LIBRARIES)}"
         )
-    _check_computes(plan, transport)
+    _contents(plan, transport, arithmetic, compare=False)  # for what it refuses, before ranks meet
     if place.size != plan.problem.n_ranks:  # before ranks meet: one that left early would look like a failure to the others
         raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and {place.size} were started")
     deadline = Deadline.after(timeout_s)
-    programs, buffers = compile_plan(plan)
+    separate = compile_separate(plan, library_sums=transport in ON_GPUS)
     world = load_library(transport).connect(place, deadline)
     try:
-        messages = lay_messages(plan, programs, buffers)
-        trials = run_launched(world, plan, programs, messages, n_trials=repeats, deadline=deadline)
+        contents = _contents(plan, transport, arithmetic)  # what one device computes, on every rank by itself
+        if contents is not None:
+            load_arithmetic(contents.arithmetic)
+        trials = run_launched(
+            world, separate.plan, separate.programs, separate.messages, n_trials=repeats, deadline=deadline, contents=contents
+        )
     except BaseException:
         world.abandon()
         raise
     world.close()
-    return _result(plan, programs, buffers, transport, trials, None, messages) if trials else None
+    return result_of(plan, separate.programs, separate.buffers, transport, trials, contents, separate) if trials else None
 
 
 def _start(
-    plan: Plan, programs: Programs, messages: Messages | None, transport: str, timeout_s: float, repeats: int,
+    plan: Plan, programs: Programs, separate: Separate | None, transport: str, timeout_s: float, repeats: int,
     contents: Contents | None,
 ) -> Session:  # fmt: skip
     if transport == MPI:
-        return MpiexecSession(plan, timeout_s=timeout_s, n_trials=repeats)
+        return MpiexecSession(plan, timeout_s=timeout_s, n_trials=repeats, contents=contents)
+    run = plan if separate is None else separate.plan
     return ProcessSession(
-        plan, programs, digest=plan.digest, timeout_s=timeout_s, n_trials=repeats, transport=transport, messages=messages,
-        contents=contents,
+        run, programs, digest=run.digest, timeout_s=timeout_s, n_trials=repeats, transport=transport,
+        messages=None if separate is None else separate.messages, contents=contents,
     )  # fmt: skip
 
 
@@ -161,16 +177,30 @@ def _check_request(transport: str, timeout_s: float, repeats: int) -> None:
         raise InputError(f"expected 1 to {MAX_REPEATS} repeats and a timeout above 0 s, found {repeats} and {timeout_s:g}")
 
 
-def _check_computes(plan: Plan, transport: str) -> None:
-    if plan.attention is not None and transport != PROCESSES:
-        raise InputError(f"transport {transport} moves bytes only, and this plan computes attention; run it with {PROCESSES}")
+def _contents(plan: Plan, transport: str, arithmetic: Arithmetic | None, *, compare: bool = True) -> Contents | None:
+    """What a plan that computes is given and must give. Raises InputError for what can't compute it here."""
+    if plan.attention is None:
+        if arithmetic is not None:
+            raise InputError(f"this plan computes no attention, which {arithmetic} could be chosen for; leave --arithmetic out")
+        return None
+    if transport in ON_GPUS:
+        if arithmetic is Arithmetic.NUMPY:
+            raise InputError(f"transport {transport} computes on GPUs, which NumPy doesn't; leave --arithmetic out")
+        if (reason := why_no_attention()) is not None:
+            raise InputError(reason)
+        return contents_of(plan, Arithmetic.TORCH, compare=compare)
+    if arithmetic is Arithmetic.TORCH and importlib.util.find_spec("torch") is None:
+        raise InputError("attention by torch: torch is not installed (pip install 'shardroute[torch]')")
+    return contents_of(plan, arithmetic or Arithmetic.NUMPY, compare=compare)
 
 
-def _result(
+def result_of(
     plan: Plan, programs: Programs, buffers: Buffers, transport: str, trials: Sequence[Trial], contents: Contents | None,
-    messages: Messages | None,
+    separate: Separate | None,
 ) -> RunResult:  # fmt: skip
-    spans = [_spans(programs, trial) for trial in trials]
+    """What the trials of a plan showed; `separate` where its ranks have memory of their own and the plan was cut for that."""
+    cells = (np.arange(len(programs.cells.rank)), programs.cells.ptr) if separate is None else separate.cells_of(len(plan.steps))
+    spans = [_spans(*cells, trial) for trial in trials]
     seconds = tuple(float(end.max(initial=0.0)) for _, end in spans)
     median = sorted(range(len(trials)), key=lambda k: seconds[k])[(len(trials) - 1) // 2]
     findings = [finding for trial in trials for finding in trial.findings]
@@ -178,9 +208,10 @@ def _result(
     verified = Verified(compared, sum(f.n_wrong + f.n_stray for f in findings), _against(contents, trials))
     slots = buffers.part == Part.SLOT
     staging = np.bincount(buffers.rank[slots], weights=buffers.n_bytes[slots], minlength=plan.problem.n_ranks).astype(np.int64)
-    timeline = Timeline("measured", plan.digest, f"transport {transport} ({machine_text()})", *spans[median], verified)
+    by = "" if contents is None else f", attention by {contents.arithmetic}"
+    timeline = Timeline("measured", plan.digest, f"transport {transport}{by} ({machine_text()})", *spans[median], verified)
     mismatches = tuple(m for trial in trials for m in _mismatches(plan, buffers, trial))
-    packing = 0 if messages is None else int(messages.window_bytes.sum())
+    packing = 0 if separate is None else int(separate.messages.window_bytes.sum())
     memory = int(programs.arena_bytes.sum())
     return RunResult(timeline, seconds, mismatches, programs.n_bytes_copied, staging, memory, packing)
 
@@ -195,12 +226,12 @@ def _against(contents: Contents | None, trials: Sequence[Trial]) -> str:
     return f"{contents.about}: largest difference {worst:.1e}, {contents.tolerance:.0e} allowed"
 
 
-def _spans(programs: Programs, trial: Trial) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each step, when the first of its ranks began to copy and when the last had ended."""
-    if not len(trial.start_s):
+def _spans(cells: Ints, ptr: Ints, trial: Trial) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each step, when the first of its cells began and when the last had ended; step i has cells ptr[i] to ptr[i + 1]."""
+    if not len(cells):
         return np.zeros(0), np.zeros(0)
-    first = programs.cells.ptr[:-1]
-    return np.minimum.reduceat(trial.start_s, first) - trial.began_s, np.maximum.reduceat(trial.end_s, first) - trial.began_s
+    start_s, end_s = trial.start_s[cells] - trial.began_s, trial.end_s[cells] - trial.began_s
+    return np.minimum.reduceat(start_s, ptr[:-1]), np.maximum.reduceat(end_s, ptr[:-1])
 
 
 def _mismatches(plan: Plan, buffers: Buffers, trial: Trial) -> list[Mismatch]:

@@ -31,6 +31,8 @@ def describe_step(plan: Plan, step: int) -> str:
             return f"barrier of {group}"
         case Op.REDUCE_SCATTER:
             return f"reduce-scatter of {what}, {group}"
+        case Op.ALL_REDUCE:
+            return f"all-reduce of {what}, {group}"
         case Op.COMPUTE:
             row = int(np.searchsorted(plan.computes.step, step))
             operands = slice(int(plan.computes.ptr[row]), int(plan.computes.ptr[row + 1]))

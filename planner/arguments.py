@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.notation import MAX_RANKS
-from shardroute.planner.layouts.placements import Partial, Placement, parse_placement
+from shardroute.planner.layouts.placements import Partial, Placement, Replicate, parse_placement
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import parse_bandwidth
@@ -23,19 +24,39 @@ def tensor_problem(
     to_ranks: str | None = None,
 ) -> Problem:
     """The problem of one tensor between two meshes. Source ranks count from 0 and destination ranks follow, unless they are
-    given.
+    given; those of a sum (P at the source) are the source's.
     """
     dims = parse_shape(shape)
     source_axes, target_axes = parse_axes("--from-mesh", from_mesh), parse_axes("--to-mesh", to_mesh)
     source = _mesh(source_axes, from_ranks, "--from-ranks", 0)
-    target = _mesh(target_axes, to_ranks, "--to-ranks", max(source.ranks) + 1)
     source_placements = parse_placements("--from-placements", from_placements)
+    adds = any(isinstance(placement, Partial) for placement in source_placements)
+    target = _mesh(target_axes, to_ranks, "--to-ranks", min(source.ranks) if adds else max(source.ranks) + 1)
     target_placements = parse_placements("--to-placements", to_placements)
     if any(isinstance(placement, Partial) for placement in target_placements):
         raise InputError(f"--to-placements {to_placements!r}: a destination can't be partial; use S0, S1, ... or R")
     n_ranks = 1 + max(*source.ranks, *target.ranks)
+    summed, source_placements = _addends(source, source_placements)
     held, needed = place(dims, source, source_placements), place(dims, target, target_placements)
-    return one_tensor(dims, dtype, held, needed, n_ranks=n_ranks)
+    return replace(one_tensor(dims, dtype, held, needed, n_ranks=n_ranks), summed=summed)
+
+
+def _addends(mesh: Mesh, placements: list[Placement]) -> tuple[bool, list[Placement]]:
+    """Whether ranks of the mesh hold addends, and the placements by which they lie. Raises InputError where it isn't clear
+    which ranks' are to be added.
+    """
+    partial = [axis for axis, placement in zip(mesh.axes, placements, strict=False) if isinstance(placement, Partial)]
+    if not partial:
+        return False, placements
+    for axis, size, placement in zip(mesh.axes, mesh.sizes, placements, strict=False):
+        if isinstance(placement, Partial) and placement.reduce_op != "sum":
+            raise InputError(f"--from-placements: axis {axis} is {placement}; sums are planned, P or P(sum)")
+        if isinstance(placement, Replicate) and size > 1:
+            raise InputError(
+                f"--from-placements: axis {axis} is R beside P on axis {partial[0]}: its ranks hold the same addends, which "
+                f"would count {size} times; plan the ranks of one place on {axis} (--from-ranks, --to-ranks)"
+            )
+    return True, [Replicate() if isinstance(placement, Partial) else placement for placement in placements]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

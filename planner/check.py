@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shardroute.planner.layouts.fragments import Fragments, Ints, box_text
 from shardroute.planner.memories import check_memory
 from shardroute.planner.plans import SOURCE, TARGET, Boxes, Op, Plan, ranges
+from shardroute.planner.sums import check_places, summed_deliveries
 from shardroute.topologies.errors import InputError, PlanError
 
 # Pairs of a piece and a rank, each of which takes some 4 bytes to check. Plans for 16,384 GPUs have some hundred million.
@@ -49,8 +50,9 @@ def check(plan: Plan) -> Proof:
     except InputError as error:
         raise PlanError(str(error)) from error
     tables = PieceTables(plan)
-    deliveries = _deliveries(plan, tables)
-    _check_relays(plan, tables, deliveries)
+    deliveries = _sums(plan, tables) if plan.problem.summed else _deliveries(plan, tables)
+    if not plan.problem.summed:
+        _check_relays(plan, tables, deliveries)
     check_waits(plan)
     _check_slots(plan)
     n_bytes = int(tables.piece_bytes[deliveries.piece].sum())
@@ -218,7 +220,21 @@ def _deliveries(plan: Plan, tables: PieceTables) -> _Rows:
         raise PlanError("a collective must deliver to a staging slot")
 
     arriving = np.flatnonzero((steps.dst_at == TARGET) & (steps.op == Op.COPY))
-    found = _rows(plan, tables, arriving, steps.dst[arriving])
+    return _single(plan, tables, _rows(plan, tables, arriving, steps.dst[arriving]))
+
+
+def _sums(plan: Plan, tables: PieceTables) -> _Rows:
+    """All sums that land in destination weights, proved to have every addend once, to be needed, complete and single."""
+    check_places(plan)
+    entry_piece = tables.entry_piece.astype(np.int64)
+    entry_row = tables.class_row[entry_piece]
+    return _single(
+        plan, tables, _Rows(*summed_deliveries(plan, tables.held, tables.needed, tables.column, entry_row, entry_piece))
+    )
+
+
+def _single(plan: Plan, tables: PieceTables, found: _Rows) -> _Rows:
+    """The deliveries by piece and rank, proved to be needed, complete and single."""
     order = np.lexsort((found.rank, found.piece))
     found = _Rows(found.step[order], found.rank[order], found.piece[order])
     wrong = ~tables.needed[tables.class_row[found.piece], tables.column[found.rank]]

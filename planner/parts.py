@@ -74,7 +74,7 @@ def _check_rank(record: PlanRecord, rank: int) -> None:
 
 def _part(record: PlanRecord, rank: int) -> RankPart:
     if (record.steps["op"].astype(np.int64) >= Op.COMPUTE).any():
-        raise InputError("a plan that computes attention has no parts; load it whole")
+        raise InputError("a plan that computes attention or adds up has no parts; load it whole")
     rows = _rows_of(record, rank)
     columns = {name: column[rows] for name, column in record.steps.items() if name not in ("after", "after_ptr")}
     columns["after_ptr"], columns["after"] = _after(record, rows, columns, rank)

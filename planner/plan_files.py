@@ -87,6 +87,7 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     fragment_shapes: list[list[int]]
     tensors: list[_TensorHead]
     attention: _AttentionHead | None = None
+    summed: bool = False
 
 
 def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
@@ -116,6 +117,8 @@ def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
             for i, tensor in enumerate(problem.tensors)
         ],
     }
+    if problem.summed:
+        header["summed"] = True
     if plan.attention is not None:
         header["attention"] = {name: getattr(plan.attention, name) for name in _AttentionHead.__struct_fields__}
     columns: Columns = [("fragments.n", np.array([len(f) for f in distinct], dtype=np.int64))]
@@ -316,6 +319,7 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> tuple
         ),
         header.n_ranks,
         tuple(header.about),
+        header.summed,
     )
     class_dims = [len(c.shape) for c in problem.classes]
     n_boxes = _counts(columns["boxes.n"], len(class_dims), "boxes.n")

@@ -14,6 +14,12 @@ Rules of meaning, on which simulating, checking and running all rest:
   empty bundle; its row of `Computes` says what it does to which *operands*, each a bundle at a place. In a REDUCE_SCATTER every
   rank of the group brings all of the bundle, in one slot; the sum of each piece lands at TARGET on the rank of the group whose
   destination weights contain it.
+- A plan of partial tensors (`Problem.summed`) adds up, too. Every rank of the group of an ALL_REDUCE or REDUCE_SCATTER brings all
+  of the bundle from its source weights, which hold addends. The sum of each piece lands at TARGET: of an ALL_REDUCE on every rank
+  of the group that needs the piece, of a REDUCE_SCATTER on one of them (`ownership.reduced_to`). An ALL_GATHER reads TARGET and
+  brings what a REDUCE_SCATTER of the same bundle and group has added up to the others that need it.
+  Ranks that add up themselves do so in ascending order of ranks, each addition rounded to the tensor's dtype; a library that has
+  reductions of its own orders sums as it likes.
 - A step reads from and writes to a *place*: SOURCE (the source weights), TARGET (the destination weights) or a staging slot
   (its number). At TARGET a piece lands in every fragment of that rank that contains it. In a slot it lies dense, row-major,
   at the bundle's `offset` for it.
@@ -56,6 +62,7 @@ class Op(IntEnum):
     BARRIER = 3
     COMPUTE = 4
     REDUCE_SCATTER = 5
+    ALL_REDUCE = 6
 
 
 class Lane(IntEnum):
@@ -350,7 +357,7 @@ class Plan:
         # In floats, which don't wrap; bundles first, whose own sums are int64.
         if self.entry_bytes.sum(dtype=np.float64) >= MAX_PLAN_BYTES or self.step_bytes.sum(dtype=np.float64) >= MAX_PLAN_BYTES:
             raise PlanError("the steps carry 2^62 bytes or more; bytes are counted in 64 bits")
-        if (steps.src_at[gather] != SOURCE).any():
+        if not problem.summed and (steps.src_at[gather] != SOURCE).any():
             raise PlanError("an ALL_GATHER reads the source weights only")
         if (self.step_pieces[empty] > 0).any():
             step = int(np.flatnonzero(empty & (self.step_pieces > 0))[0])
@@ -361,8 +368,13 @@ class Plan:
 
     def _check_computes(self) -> None:
         steps, computes = self.steps, self.computes
-        if self.attention is None and (len(computes) or (steps.op >= Op.COMPUTE).any()):
-            raise PlanError("a plan computes (COMPUTE, REDUCE_SCATTER) only for an attention call, and has none")
+        if self.attention is None and (len(computes) or (steps.op == Op.COMPUTE).any()):
+            raise PlanError("a plan computes (COMPUTE) only for an attention call, and has none")
+        sums = steps.op[np.isin(steps.op, (Op.REDUCE_SCATTER, Op.ALL_REDUCE))]
+        if len(sums) and not self.problem.summed and (self.attention is None or (sums == Op.ALL_REDUCE).any()):
+            raise PlanError("a plan adds up (REDUCE_SCATTER, ALL_REDUCE) only what its problem calls addends (`Problem.summed`)")
+        if self.problem.summed and self.attention is not None:
+            raise PlanError("a plan computes an attention call or adds up partial tensors, not both")
         if not np.array_equal(computes.step, np.flatnonzero(steps.op == Op.COMPUTE)):
             raise PlanError("column computes.step: expected the COMPUTE steps, in order")
         if self.attention is None:
@@ -436,7 +448,7 @@ class Plan:
             ranks = self.group(group).astype(np.int64)
             ranks = ranks[ranks != src]
             pairs.append(np.stack([ranks, np.full(len(ranks), slot)], axis=1))
-        reduces = np.flatnonzero(steps.op == Op.REDUCE_SCATTER)
+        reduces = np.flatnonzero((steps.op == Op.REDUCE_SCATTER) & (steps.src_at >= 0))
         member, owner = ranges(self.group_ptr, steps.group[reduces])
         pairs.append(np.stack([self.group_ranks[member], steps.src_at[reduces][owner]], axis=1).astype(np.int64))
         operand, owner = ranges(self.computes.ptr, np.arange(len(self.computes)))

@@ -18,6 +18,9 @@ from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.tensors import DTYPES, Layout, Tensor
 from shardroute.topologies.errors import InputError
 
+# What is added up, by the libraries that do so and by ranks themselves.
+SUMMED_DTYPES: Final = ("f32", "f64", "bf16", "f16")
+
 # Bytes that one side may hold over all ranks, so that sums of bytes fit int64 with room for a few hops. The memory of a million
 # GPUs of 288 GB is an eighth of it.
 MAX_SIDE_BYTES: Final = 2**61
@@ -46,6 +49,9 @@ class Problem:
     `about` has (name, text) pairs for whoever uses the weights: how each side came to be laid out, and what must be recomputed
     after they have arrived. They travel with a plan.
 
+    `summed` says that source ranks hold addends: what a destination rank needs of an element is the sum over all ranks that hold
+    it at the source.
+
     Raises InputError when a layout doesn't match the tensors, when a rank is out of range, and when a side holds more than
     MAX_SIDE_BYTES.
     """
@@ -55,6 +61,7 @@ class Problem:
     target: Layout
     n_ranks: int
     about: tuple[tuple[str, str], ...] = ()
+    summed: bool = False
 
     def __post_init__(self) -> None:
         twice = [name for name, n in Counter(t.name for t in self.tensors).items() if n > 1]

@@ -36,9 +36,11 @@ def traffic(plan: Plan) -> Traffic:
     for step in np.flatnonzero(steps.op != Op.COPY).tolist():
         group, n_bytes = plan.group(int(steps.group[step])), int(plan.step_bytes[step])
         n_domains = len(np.unique(domain[group]))
-        # Each piece starts at one member, so all ranks and all domains of the group but one take it in.
-        moved += n_bytes * (len(group) - 1)
-        crossed += n_bytes * (n_domains - 1)
+        # Each piece, or sum, starts at one member, so all ranks and all domains of the group but one take it in; an ALL_REDUCE
+        # by rings takes in addends, then sums.
+        times = 2 if steps.op[step] == Op.ALL_REDUCE else 1
+        moved += times * n_bytes * (len(group) - 1)
+        crossed += times * n_bytes * (n_domains - 1)
     local = (steps.op == Op.COPY) & (steps.src == steps.dst) & (steps.src_at == SOURCE) & (steps.dst_at == TARGET)
     return Traffic(moved, crossed, int(plan.step_bytes[local].sum()))
 
@@ -82,7 +84,9 @@ def needs_of(plan: Plan) -> Demand:
 
 
 def bounds_of(plan: Plan, calibration: Calibration) -> list[Cut]:
-    """The lower bounds of the plan's problem on its topology, tightest first."""
+    """The lower bounds of the plan's problem on its topology, tightest first; none are worked out for sums and attention."""
+    if plan.problem.summed or plan.attention is not None:
+        return []
     return cuts(needs_of(plan), plan.topology, calibration)
 
 
@@ -91,8 +95,9 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
 
     `plan_s` is how long planning took, when that was measured.
     """
-    needs = needs_of(plan)
-    bounds = cuts(needs, plan.topology, calibration)
+    unbounded = "sums" if plan.problem.summed else "" if plan.attention is None else "attention"
+    needs = None if unbounded else needs_of(plan)  # once: for many ranks it takes seconds
+    bounds = [] if needs is None else cuts(needs, plan.topology, calibration)
     bound_s = bounds[0].seconds if bounds else 0.0
     predicted_s = None if prediction is None else prediction.predicted_s
     first = prediction.resources[0] if prediction is not None and prediction.resources else None
@@ -107,9 +112,9 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
         n_bytes_moved=found.n_bytes_moved,
         n_bytes_cross_domain=found.n_bytes_cross_domain,
         n_bytes_local=found.n_bytes_local,
-        least_bytes_cross_domain=needs.n_bytes_cross_domain,
+        least_bytes_cross_domain=0 if needs is None else needs.n_bytes_cross_domain,
         lower_bound_s=bound_s,
-        bound=bounds[0].name if bounds else "nothing has to move",
+        bound=f"none is worked out for {unbounded}" if needs is None else bounds[0].name if bounds else "nothing has to move",
         predicted_s=predicted_s,
         ratio_to_bound=predicted_s / bound_s if bound_s and predicted_s is not None else None,
         busiest=Busiest(first.name, first.n_bytes, first.busy_s) if first else None,

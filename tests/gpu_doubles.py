@@ -12,6 +12,8 @@ from tempfile import mkdtemp
 import pytest
 
 HERE = Path(__file__).parent
+# Of the conformance cases over doubles, whose windows are small: a piece that is larger than one, and how often a case runs.
+LARGE_MIB, N_TRIALS = 2, 2
 _SONAMES = {"cuda": "libcuda.so.1", "nccl": "libnccl.so.2", "nvshmem": "libnvshmem_host.so.3"}
 
 

@@ -152,7 +152,8 @@ class Interpreter:
     def block(self, tensor, piece, name, array):
         boxes, n = self.plan.boxes[self.plan.tensor_class[tensor]], len(self.attention.seq_shape())
         rows = rows_of(self.attention, boxes.lo[piece : piece + 1, 1 : 1 + n], boxes.hi[piece : piece + 1, 1 : 1 + n])
-        return Block(rows, int(boxes.lo[piece, 1 + n]), {name: array[:, :, 0] if n == 2 else array})
+        n_heads = int(boxes.hi[piece, 1 + n] - boxes.lo[piece, 1 + n])
+        return Block(rows, int(boxes.lo[piece, 1 + n]), n_heads, {name: array[:, :, 0] if n == 2 else array})
 
     def worst(self):
         """The largest difference of any destination piece from one device's, and how many pieces there are."""

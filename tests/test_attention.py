@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardroute.executors.attention.kernels import Block, attend, grad, merge
+from shardroute.executors.attention.kernels import attend, grad, merge
 from shardroute.executors.attention.references import one_device
+from shardroute.executors.attention.seam import Block
 from shardroute.planner.ring import tiles
 from shardroute.planner.ring.chunks import chunks_of
 from shardroute.planner.ring.tiles import Work, work
@@ -40,7 +41,7 @@ def blocks(call, arrays, names):
         index = (slice(None), *(slice(a, b) for a, b in zip(chunks.lo[i], chunks.hi[i], strict=True)))
         views = {n: arrays[n].reshape(call.batch, *call.seq_shape(), *arrays[n].shape[2:])[index] for n in names}
         views = {n: v[:, :, 0] if len(call.seq_shape()) == 2 else v for n, v in views.items()}
-        found.append(Block(chunks.rows.take(np.array([i])), 0, views))
+        found.append(Block(chunks.rows.take(np.array([i])), 0, next(iter(views.values())).shape[2], views))
     return found
 
 

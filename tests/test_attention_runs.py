@@ -4,25 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_plans import planned
+from hand_plans import rows_to_columns
 
 from shardroute.executors.attention import contents as attention_contents
 from shardroute.executors.attention.contents import difference, values
+from shardroute.executors.attention.on_streams import why_no_attention
+from shardroute.executors.attention.seam import Arithmetic
 from shardroute.executors.run import run_plan
+from shardroute.executors.transports.libraries import load_library
 from shardroute.planner.plans import Kind, Mode, Op, Plan
 from shardroute.planner.ring.overlaps import overlap_of
-from shardroute.planner.ring.strategies import Options, ring_plan
+from shardroute.planner.ring.strategies import Options
 from shardroute.planner.ring.tensors import Pass
-from shardroute.planner.ring.workloads import Attention, SequenceLayout
+from shardroute.planner.ring.workloads import SequenceLayout
 from shardroute.planner.timelines import Timeline
-from shardroute.topologies import build_topology, load_machine
 from shardroute.topologies.errors import InputError
-
-TOPOLOGY = build_topology(load_machine("cpu-processes"), min_gpus=8)
-
-
-def planned(strategy: str = "ring", what: Pass = Pass.RECOMPUTE, options: Options | None = None, **changes: object) -> Plan:
-    call = replace(Attention((64,), 4, 8, 4, 8, dtype="f64"), **changes)
-    return ring_plan(call, TOPOLOGY, strategy, what, options)
 
 
 @pytest.mark.conformance
@@ -85,15 +82,55 @@ def test_a_call_too_large_to_compare_runs_and_says_so(monkeypatch) -> None:
 
 
 def test_what_numpy_does_not_compute_in_is_refused() -> None:
-    with pytest.raises(InputError, match=r"tensor q is bf16, .* computed in f32 or f64; plan with --dtype f32"):
+    with pytest.raises(InputError, match=r"q is bf16, .* in f32 or f64; run it with --arithmetic torch, or plan"):
         run_plan(planned(dtype="bf16"))
 
 
-def test_transports_that_only_move_bytes_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("transport", "plan"),
+    [
+        ("gloo", planned("all-gather", options=Options(head_stride=2))),
+        ("gloo", planned(lengths=(5, 17, 1, 40), packed=True, layout=SequenceLayout.STRIPED, dtype="f32")),
+        ("mpi", planned("all-gather", n_ranks=3, lengths=(96,))),
+    ],
+    ids=["gloo, all-gather", "gloo, packed", "mpi, all-gather"],
+)
+def test_ranks_with_memory_of_their_own_compute_the_same(transport: str, plan: Plan) -> None:
+    try:
+        load_library(transport)
+    except InputError as error:
+        pytest.skip(str(error))
+
+    result = run_plan(plan, transport=transport, timeout_s=60, repeats=2)
+
+    targets = zip(plan.problem.tensors, plan.problem.target.fragments, strict=True)
+    assert result.verified.bytes == sum(int(f.n_elements.sum()) * t.itemsize for t, f in targets)
+    assert result.mismatches == ()
+    assert "attention on one device in float64: largest difference" in result.verified.against
+    assert len(result.timeline.start_s) == len(plan.steps)
+    assert (result.timeline.end_s >= result.timeline.start_s).all()
+    assert result.timeline.digest == plan.digest
+
+
+@pytest.mark.parametrize("dtype", ["f64", "bf16"])
+def test_torch_computes_the_same_and_in_narrow_dtypes_too(dtype: str) -> None:
     pytest.importorskip("torch")
 
-    with pytest.raises(InputError, match="gloo moves bytes only, and this plan computes attention"):
-        run_plan(planned(), transport="gloo")
+    result = run_plan(planned(dtype=dtype, layout=SequenceLayout.STRIPED), timeout_s=60, arithmetic=Arithmetic.TORCH)
+
+    assert result.mismatches == ()
+    assert result.verified.bytes > 0
+    assert "attention by torch" in result.timeline.source
+
+
+def test_what_computes_must_fit_the_plan_and_the_transport() -> None:
+    torch = pytest.importorskip("torch")
+
+    found = why_no_attention()
+
+    assert (found is None) == (torch.version.cuda is not None)
+    with pytest.raises(InputError, match="computes no attention, which torch could be chosen for"):
+        run_plan(rows_to_columns(), arithmetic=Arithmetic.TORCH)
 
 
 def test_inputs_follow_from_tensor_and_index() -> None:

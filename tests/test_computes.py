@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from shardroute.planner.backends.computes import cpu_seconds, gpu_seconds, works_of
+from shardroute.planner.backends.rates import load_rates
 from shardroute.planner.plans import Kind, Op
 from shardroute.planner.ring.strategies import Options, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import Attention, SequenceLayout
 from shardroute.planner.simulator.refit import predict
-from shardroute.planner.steps.rates import load_rates
 from shardroute.topologies import build_topology, load_calibration, load_machine
 from shardroute.topologies.costs import SumCost, TileCost
 from shardroute.topologies.errors import InputError

@@ -57,6 +57,7 @@ def test_the_planner_offers_these_names() -> None:
 
 def test_the_executors_offer_these_names() -> None:
     assert set(shardroute.executors.__all__) == {
+        "Arithmetic",
         "Mismatch",
         "Resharder",
         "RunResult",

@@ -10,7 +10,7 @@ from shardroute.executors.transports.libraries import LIBRARIES, ON_GPUS, load_l
 from shardroute.topologies.errors import InputError
 
 TOOL = Path(__file__).parents[1] / "tools" / "gpu_check.py"
-WHY = "from shardroute.executors import gpu_stack; print(gpu_stack.{}())"
+WHY = "from shardroute.executors.gpus import gpu_stack; print(gpu_stack.{}())"
 
 
 def install(folder: Path, *names: str) -> None:
@@ -81,13 +81,13 @@ def test_the_check_runs_all_its_parts_over_doubles(tmp_path: Path) -> None:
     need("cuda", "nccl", "nvshmem")
 
     done = run_over_doubles(
-        str(TOOL), "--quick", "--machine", "dgx-h100", "--transports", "nccl,nccl-put,nvshmem", "--out", str(tmp_path),
+        str(TOOL), "--quick", "--machine", "dgx-h100", "--transports", "nccl,nvshmem", "--out", str(tmp_path),
         FAKECUDA_DEVICES="2"
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
-    for transport in ("nccl", "nccl-put", "nvshmem"):
+    for transport in ("nccl", "nvshmem"):
         assert (tmp_path / f"{transport}.toml").exists()
     assert "captured and replayed" in done.stdout
     assert "a replay would wait for" in done.stdout

@@ -134,7 +134,7 @@ def test_choose_takes_pairs_and_a_copy_is_one_of_them(cli) -> None:
     found = json.loads(out)
     put = next(row for row in found["options"] if row["backend"] == "nvshmem-put")
     assert (code, found["op"], found["group_size"]) == (0, "collective-permute", 2)
-    assert "partial" in put["reason"]
+    assert "without a source" in put["reason"]
 
 
 def test_choose_reads_every_collective_of_a_dump(cli) -> None:

@@ -3,9 +3,9 @@
     python tools/gpu_check.py [--gpus N] [--machine NAME] [--transports nccl,nccl-put,nvshmem,torch-nccl] [--out FOLDER]
 
 For each transport: ping-pongs, from which a calibration is made; the conformance cases; a small refit, by two strategies, and
-once more as a CUDA graph; the traffic of ring attention; bytes verified, predicted beside measured. FOLDER gets gpu_check.json
-and a calibration a transport. What can't run is skipped with its reason. Exits 0 when nothing failed, also without a GPU, and 1
-else.
+once more as a CUDA graph; the traffic of ring attention; attention itself, by torch. Bytes and numbers are verified,
+predictions stand beside measurements. FOLDER gets gpu_check.json and a calibration a transport. What can't run is skipped with
+its reason. Exits 0 when nothing failed, also without a GPU, and 1 else.
 """
 
 import argparse

@@ -20,11 +20,15 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "conform
 import conformance_plans  # type: ignore[import-not-found]  # noqa: E402  # needs the path, which mypy hasn't
 from hand_plans import HandPlan, row_shards  # type: ignore[import-not-found]  # noqa: E402
 
+from shardroute.executors.attention.contents import Contents, contents_of  # noqa: E402
+from shardroute.executors.attention.on_streams import why_no_attention  # noqa: E402
+from shardroute.executors.attention.seam import Arithmetic  # noqa: E402
 from shardroute.executors.interpreting.arenas import Arena  # noqa: E402
 from shardroute.executors.interpreting.interpret import compile_plan  # noqa: E402
 from shardroute.executors.interpreting.patterns import arm, fill_sources, verify  # noqa: E402
 from shardroute.executors.launching.launched import run_launched  # noqa: E402
 from shardroute.executors.messages.messages import lay_messages  # noqa: E402
+from shardroute.executors.messages.separate import compile_separate  # noqa: E402
 from shardroute.executors.transports.grouped import GroupedTransport  # noqa: E402
 from shardroute.executors.transports.libraries import load_library  # noqa: E402
 from shardroute.executors.transports.seam import Deadline, Place, Trial, World  # noqa: E402
@@ -34,6 +38,9 @@ from shardroute.planner.layouts.placements import Replicate, Shard  # noqa: E402
 from shardroute.planner.layouts.tensors import Layout, Tensor  # noqa: E402
 from shardroute.planner.plans import TARGET, Lane, Plan  # noqa: E402
 from shardroute.planner.problems import Problem, one_tensor  # noqa: E402
+from shardroute.planner.ring.strategies import ring_plan  # noqa: E402
+from shardroute.planner.ring.tensors import Pass  # noqa: E402
+from shardroute.planner.ring.workloads import Attention  # noqa: E402
 from shardroute.planner.routing.strategies import make_plan  # noqa: E402
 from shardroute.planner.simulator.refit import predict  # noqa: E402
 from shardroute.topologies.calibrations import (  # noqa: E402
@@ -64,13 +71,14 @@ class Sizes:
     refit_tensors: int
     refit_shape: tuple[int, int]
     kv_shape: tuple[int, int]
+    tokens: int  # of a rank, in attention
 
 
 # Messages from where their start is all that they take to where bandwidth is; a refit of 16 matrices of 32 MiB; keys and values
 # of 8192 positions a rank, 8 KV heads of 128, bf16: 32 MiB a hop.
-FULL = Sizes(tuple(2**k for k in range(16, 28, 2)), 16, (2048, 2048), (8192, 2 * 8 * 128))
+FULL = Sizes(tuple(2**k for k in range(16, 28, 2)), 16, (2048, 2048), (8192, 2 * 8 * 128), 4096)
 # To try the program itself.
-QUICK = Sizes(tuple(2**k for k in range(12, 25, 4)), 4, (64, 64), (64, 128))
+QUICK = Sizes(tuple(2**k for k in range(12, 25, 4)), 4, (64, 64), (64, 128), 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,14 @@ class Check:
     def run(self, plan: Plan, n_trials: int) -> Sequence[Trial]:
         """Run a plan; the trials on rank 0, nothing elsewhere."""
         programs, buffers = compile_plan(plan)
+        messages = lay_messages(plan, programs, buffers, library_sums=True)
+        return run_launched(self.world, plan, programs, messages, n_trials=n_trials, deadline=self.deadline)
+
+    def compute(self, plan: Plan, contents: Contents, n_trials: int) -> Sequence[Trial]:
+        """Run a plan that computes; the trials on rank 0, nothing elsewhere."""
+        found = compile_separate(plan)
         return run_launched(
-            self.world, plan, programs, lay_messages(plan, programs, buffers), n_trials=n_trials, deadline=self.deadline
+            self.world, found.plan, found.programs, found.messages, n_trials=n_trials, deadline=self.deadline, contents=contents
         )
 
 
@@ -170,6 +184,9 @@ def conformance_cases(n_ranks: int) -> dict[str, Plan]:
     cases = {"within a rank": _within_a_rank()}
     if n_ranks > 1:
         cases["all to all"] = conformance_plans.all_to_all(n_ranks)
+        for way, dtype in (("one-shot", "f32"), ("two-shot", "bf16")):
+            summed = conformance_plans.summed(f"dp={n_ranks}", "P", "R", way, dtype, 8 * n_ranks)
+            cases[f"all-reduce of every rank, {way}"] = summed
     for name, make in conformance_plans.CASES.items():
         plan = make()
         used = max([int(c.rank.max(initial=-1)) for k in plan.problem.classes for c in (k.source, k.target)], default=-1)
@@ -238,6 +255,40 @@ def ring(check: Check) -> Iterator[Found]:
     topology=check.topology))
 
 
+def attention(check: Check) -> Iterator[Found]:
+    """Attention forward and backward on the transport's streams: small calls in every dtype against one device in float64, on the
+    host; then a call of Llama-3-8B's heads, predicted and measured.
+    """
+    reason = why_no_attention()
+    if reason is not None:
+        yield {"part": "attention", "skipped": reason}
+        return
+    n = check.world.size
+    small = Attention((256 * n,), n, 8, 4, 64, dtype="f32")
+    strategies = ["ring", *(["all-gather", "ulysses", "pass-q"] if n in (2, 4, 8) else [])]
+    for strategy, dtype in [("ring", "f64"), ("ring", "f32"), *((strategy, "bf16") for strategy in strategies)]:
+        plan = ring_plan(replace(small, dtype=dtype, grad_dtype=""), check.topology, strategy, Pass.RECOMPUTE)
+        contents = contents_of(plan, Arithmetic.TORCH)
+        trials = check.compute(plan, contents, 3)
+        if trials:
+            wrong, worst = sum(f.n_wrong + f.n_stray for t in trials for f in t.findings), max(t.worst for t in trials)
+            text = f"largest difference {worst:.1e}, at most {contents.tolerance:.1e} allowed, {wrong} bytes wrong"
+            yield {"part": "attention", "case": f"{strategy} {dtype}", "ok": wrong == 0, "text": text}
+    tokens = check.sizes.tokens
+    plan = ring_plan(Attention((tokens * n,), n, 32, 8, 128), check.topology, "ring", Pass.RECOMPUTE)
+    trials = check.compute(plan, contents_of(plan, Arithmetic.TORCH, compare=False), REPEATS)
+    if trials:
+        assert plan.attention is not None
+        measured_s = statistics.median(_total_s(trial) for trial in trials[1:])  # the first makes torch load its kernels
+        flops = sum(plan.attention.flops(backward=backward) for backward in (False, True))
+        yield {
+            "part": "attention", "case": f"{tokens} tokens a GPU, bf16", "ok": True, "measured_s": measured_s,
+            "predicted_s": predict(plan, default_calibration(check.machine)).timeline.total_s,
+            "trials_s": [_total_s(trial) for trial in trials],
+            "text": f"{flops / n / measured_s / 1e12:.1f} TFLOP/s a GPU; the recomputed forward isn't counted",
+        }  # fmt: skip
+
+
 def _measured(check: Check, part: str, case: str, plan: Plan) -> Iterator[Found]:
     trials = check.run(plan, REPEATS)
     if not trials:
@@ -259,7 +310,7 @@ def _graph(check: Check, case: str, plan: Plan) -> Iterator[Found]:
     world, rank = check.world, check.world.rank
     programs, buffers = compile_plan(plan)
     memory = np.empty(int(programs.arena_bytes[rank]), dtype=np.uint8)
-    messages = lay_messages(plan, programs, buffers)
+    messages = lay_messages(plan, programs, buffers, library_sums=True)
     transport = world.open(programs, messages, Arena.whole(memory), check.deadline)
     reason = None if isinstance(transport, GroupedTransport) else getattr(transport, "why_not_capturable", lambda: "")()
     replay_s, wrong = 0.0, 0
@@ -298,7 +349,7 @@ def _raise_wrong(trials: Sequence[Trial]) -> None:
         raise AssertionError("bytes of a ping-pong are wrong")
 
 
-PARTS: tuple[Callable[[Check], Iterator[Found]], ...] = (ping_pongs, conformance, refit, ring)
+PARTS: tuple[Callable[[Check], Iterator[Found]], ...] = (ping_pongs, conformance, refit, ring, attention)
 
 
 def main() -> int:

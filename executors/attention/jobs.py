@@ -1,31 +1,66 @@
-"""The job of a rank in a plan that computes attention: contents and calls over its memory, from what the caller shared."""
+"""The job of a rank in a plan that computes attention on CPUs: contents, and calls over host memory."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.attention import kernels
 from shardroute.executors.attention.contents import Contents
+from shardroute.executors.attention.floats import HOST_DTYPES
+from shardroute.executors.attention.kernels import Floats
+from shardroute.executors.attention.seam import Arithmetic
 from shardroute.executors.interpreting.computers import Computer
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
-from shardroute.executors.launching.shared_files import SharedFile
+from shardroute.planner.layouts.fragments import Ints
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Attending:
-    """A Job. Both drivers of a rank have one over the same memory."""
+    """A Job. `memory` has the arenas, each from its place in `arena_at` on; of another rank's only what is added up is read."""
 
-    def __init__(self, shared: SharedFile, programs: Programs, contents: Contents, rank: int) -> None:
-        self._arena, self._programs, self._contents, self._rank = shared.arena(rank), programs, contents, rank
+    def __init__(
+        self, memory: NDArray[np.uint8], arena_at: Ints, programs: Programs, contents: Contents, rank: int
+    ) -> None:
+        first = int(arena_at[rank])
+        self._arena = memory[first : first + int(programs.arena_bytes[rank])]
+        self._programs, self._contents, self._rank = programs, contents, rank
 
-        def view(
+        def view(owner: int, address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Floats:
+            return np.ndarray(shape, HOST_DTYPES[dtype], memory.data, int(arena_at[owner]) + address, strides)
+
+        def torch_view(
             owner: int, address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]
-        ) -> NDArray[np.generic]:
-            return np.ndarray(shape, dtype, shared.memory.data, int(shared.arena_at[owner]) + address, strides)
+        ) -> "torch.Tensor":
+            import torch
 
-        self._computer = Computer(programs.calls, contents.attention, contents.tensors, rank, view)
+            tensor = torch.from_numpy(view(owner, address, dtype, shape, strides))
+            return tensor.view(torch.bfloat16) if dtype == "bf16" else tensor
+
+        call = (programs.calls, contents.attention, contents.tensors, rank)
+        self._computer: Computer[Floats] | Computer[torch.Tensor]
+        if contents.arithmetic is Arithmetic.NUMPY:
+            self._computer = Computer(*call, view, kernels)
+        else:
+            from shardroute.executors.attention import torch_kernels
+
+            self._computer = Computer(*call, torch_view, torch_kernels)
+
+    @classmethod
+    def alone(cls, memory: NDArray[np.uint8], programs: Programs, contents: Contents, rank: int) -> "Attending":
+        """The job of a rank whose memory is its own."""
+        return cls(memory, np.zeros_like(programs.arena_bytes), programs, contents, rank)
 
     def fill(self) -> None:
         """Write q, k, v and what else is given into the source buffers."""
         self._contents.fill(self._arena, self._programs.holdings, self._rank)
+
+    def computes(self, step: int) -> bool:
+        """Whether the rank computes anything in a step."""
+        return self._computer.computes(step)
 
     def compute(self, step: int) -> None:
         """Do what the rank computes in a step, if anything."""
@@ -39,7 +74,9 @@ class Attending:
         )
 
 
-def attending(shared: SharedFile, programs: Programs, rank: int) -> Attending | None:
-    """The rank's job, or None when the plan computes nothing."""
-    contents = Contents.of(shared.columns)
-    return None if contents is None else Attending(shared, programs, contents, rank)
+def load_arithmetic(arithmetic: Arithmetic) -> None:
+    """Import what computes, with one thread a process, before processes are forked."""
+    if arithmetic is Arithmetic.TORCH:
+        import torch
+
+        torch.set_num_threads(1)

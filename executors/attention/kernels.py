@@ -1,8 +1,9 @@
 """Attention on blocks of keys, forward and backward, in NumPy: what a COMPUTE step does on CPUs.
 
-Rule: arrays in, sums added to arrays; no plan is known. Scores are worked on tile by tile (see planner.ring.tiles), each tile's
-part kept relative to its rows' largest score, so that parts of different keys can be merged by their log-sum-exp (Milakov and
-Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). The backward pass computes scores anew from q, k and lse.
+Rule: these are the Kernels of `seam` in NumPy, on arrays of float32 and float64. Scores are worked on tile by tile (see
+planner.ring.tiles), each tile's part kept relative to its rows' largest score, so that parts of different keys can be merged by
+their log-sum-exp (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). The backward pass computes
+scores anew from q, k and lse.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.attention.seam import Block
 from shardroute.planner.layouts.fragments import Ints
-from shardroute.planner.ring.chunks import Rows
 from shardroute.planner.ring.tiles import TILE_KEYS, keys_seen, rows_at_a_time
 from shardroute.planner.ring.workloads import Attention
 
@@ -21,33 +22,16 @@ Floats: TypeAlias = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A piece of one side: its rows (see `Rows`), its first head, and its tensors by name, each [batch, rows, heads, width].
-
-    lse has no width.
-    """
-
-    rows: Rows
-    first_head: int
-    arrays: dict[str, Floats]
-
-    @property
-    def n_heads(self) -> int:
-        """Heads of the piece."""
-        return int(next(iter(self.arrays.values())).shape[2])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Tile:
     """A tile: a block of keys, its rows `keys`, and for each row of queries how many of them it sees; None where all."""
 
-    block: Block
+    block: Block[Floats]
     head: int
     keys: slice
     seen: Ints | None
 
 
-def attend(attention: Attention, queries: Sequence[Block], keys: Sequence[Block], *, fresh: bool) -> None:
+def attend(attention: Attention, queries: Sequence[Block[Floats]], keys: Sequence[Block[Floats]], *, fresh: bool) -> None:
     """Add to o and lse of the queries what they see in these keys; with `fresh` begin anew."""
     for block in queries:
         q, o, lse = (block.arrays[name] for name in ("q", "o", "lse"))
@@ -82,7 +66,9 @@ def attend(attention: Attention, queries: Sequence[Block], keys: Sequence[Block]
             _merge_into(o, lse, found_o, found_lse, fresh=False)
 
 
-def grad(attention: Attention, queries: Sequence[Block], keys: Sequence[Block], *, fresh_dq: bool, fresh_dkv: bool) -> None:
+def grad(
+    attention: Attention, queries: Sequence[Block[Floats]], keys: Sequence[Block[Floats]], *, fresh_dq: bool, fresh_dkv: bool
+) -> None:
     """Add to dq, dk and dv what these queries and keys give; begin anew those that are said to be fresh."""
     for block, names, fresh in [(b, ("dq",), fresh_dq) for b in queries] + [(b, ("dk", "dv"), fresh_dkv) for b in keys]:
         if fresh:
@@ -141,7 +127,7 @@ def _merge_into(o: Floats, lse: Floats, other: Floats, found: Floats, *, fresh: 
 
 
 def _tiles(
-    attention: Attention, block: Block, keys: Sequence[Block]
+    attention: Attention, block: Block[Floats], keys: Sequence[Block[Floats]]
 ) -> Iterator[tuple[int, slice, slice, list[_Tile]]]:
     """For each sequence, KV head and part of the block's rows: the query heads that the KV head serves, the rows, their tiles."""
     served, step = attention.n_heads // attention.n_kv_heads, rows_at_a_time(attention)
@@ -164,7 +150,7 @@ def _tiles(
                     yield batch, heads, rows, tiles
 
 
-def _tiles_of(attention: Attention, block: Block, other: Block, head: int, rows: slice) -> Iterator[_Tile]:
+def _tiles_of(attention: Attention, block: Block[Floats], other: Block[Floats], head: int, rows: slice) -> Iterator[_Tile]:
     seen = keys_seen(attention, block.rows, 0, other.rows, 0, np.arange(rows.start, rows.stop))
     for first in range(0, int(seen[-1]), TILE_KEYS):
         end = min(first + TILE_KEYS, int(seen[-1]))

@@ -3,6 +3,7 @@
 Rule: whole score matrices in float64, softmax by its definition; it shares nothing with `attention` but the call's description.
 """
 
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -25,10 +26,13 @@ def reference_flops(attention: Attention, what: Pass) -> float:
     return products * attention.head_dim * attention.n_heads * attention.batch * float(attention.n_tokens) ** 2
 
 
-def one_device(attention: Attention, inputs: dict[str, Doubles], *, backward: bool) -> dict[str, Doubles]:
+def one_device(
+    attention: Attention, inputs: dict[str, Doubles], *, backward: bool, rounded: Callable[[Doubles], Doubles] = lambda x: x
+) -> dict[str, Doubles]:
     """o and lse, and dq, dk, dv if `backward`: arrays of [batch, tokens, heads, width] (lse without width), from q, k, v (do).
 
-    A row that sees nothing (padding) has o = 0 and lse = -inf.
+    A row that sees nothing (padding) has o = 0 and lse = -inf. `rounded` is done to whatever a device that computes in a narrower
+    dtype would write to memory: scores, weights, slopes, and results.
     """
     q, k, v = (inputs[name] for name in ("q", "k", "v"))
     seen = _Seen(attention)
@@ -41,21 +45,23 @@ def one_device(attention: Attention, inputs: dict[str, Doubles], *, backward: bo
             at, kv = (batch, slice(None), head), (batch, slice(None), head // served)
             for first in range(0, attention.n_tokens, _ROWS):
                 rows = (batch, slice(first, min(first + _ROWS, attention.n_tokens)), head)
-                scores = np.where(seen.of(rows[1]), q[rows] @ k[kv].T * scale, -np.inf)
+                scores = np.where(seen.of(rows[1]), rounded(q[rows] @ k[kv].T * scale), -np.inf)
                 top = scores.max(axis=1, keepdims=True)
                 weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
                 total = weights.sum(axis=1, keepdims=True)
-                weights /= np.where(total > 0, total, 1.0)
+                weights = rounded(weights / np.where(total > 0, total, 1.0))
                 with np.errstate(divide="ignore"):
                     found["lse"][rows] = (np.where(np.isneginf(top), 0.0, top) + np.log(total))[:, 0]
-                found["o"][rows] = weights @ v[kv]
+                found["o"][rows] = rounded(weights @ v[kv])
                 if backward:
                     do = inputs["do"][rows]
-                    slope = do @ v[kv].T
-                    slope = weights * (slope - (weights * slope).sum(axis=1, keepdims=True))
+                    slope = rounded(do @ v[kv].T)
+                    slope = rounded(weights * (slope - (weights * slope).sum(axis=1, keepdims=True)))
                     found["dq"][rows] = slope @ k[kv] * scale
                     found["dk"][kv] += slope.T @ q[at][rows[1]] * scale
                     found["dv"][kv] += weights.T @ do
+    for name in ("dq", "dk", "dv") if backward else ():
+        found[name] = rounded(found[name])
     return found
 
 

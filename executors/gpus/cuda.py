@@ -15,6 +15,7 @@ from shardroute.executors.reasons import first_line
 from shardroute.topologies.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    import torch
     from cuda.bindings import driver
 
 _MOST_PITCH = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device since compute capability 2.0
@@ -117,6 +118,19 @@ class CudaDevice:
     def download(self, data: NDArray[np.uint8], src: int, stream: int) -> None:
         _check(self._driver.cuMemcpyDtoHAsync(data.ctypes.data, src, data.nbytes, stream), "cuMemcpyDtoHAsync")
 
+    def view(self, pointer: int, n_bytes: int) -> "torch.Tensor":
+        """Bytes from a pointer, as a tensor of torch's: both work in the primary context."""
+        import torch
+
+        return torch.as_tensor(_Bytes(pointer, n_bytes), device=torch.device("cuda", self.ordinal))
+
+    def on(self, stream: int) -> "torch.cuda.StreamContext":
+        """A context in which torch puts its work on the stream."""
+        import torch
+
+        device = torch.device("cuda", self.ordinal)
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream, device))  # type: ignore[no-untyped-call]  # torch's
+
     def begin_capture(self, stream: int) -> None:
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         _check(self._driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
@@ -147,6 +161,15 @@ class CudaDevice:
         task.srcDevice, task.dstDevice = src, dst
         task.srcPitch, task.dstPitch = box.src_stride[row], box.dst_stride[row]
         task.WidthInBytes, task.Height = box.run, box.count[row]
+
+
+class _Bytes:
+    """Memory on a device, as the CUDA array interface describes it."""
+
+    def __init__(self, pointer: int, n_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (n_bytes,), "typestr": "|u1", "data": (pointer, False), "strides": None, "version": 3
+        }  # fmt: skip
 
 
 def _engine_dims(box: Box) -> tuple[int | None, int | None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.interpreting.adding import HOST_DTYPES
 from shardroute.executors.interpreting.blocks import Forms
 
 # Where NumPy copies elements as fast as inner loops: 12-byte runs go at 2.7 GB/s against 1.9, 64-byte runs at 2.9 against 2.9
@@ -76,6 +77,14 @@ def strided_form(forms: Forms, form: int) -> Strided:
     if run <= _ELEMENT_BYTES:
         return f"V{run}", shape, a, b
     return "u1", (*shape, run), (*a, 1), (*b, 1)
+
+
+def number_form(forms: Forms, form: int, code: int) -> Strided:
+    """The same by elements of the dtype of a code of `adding`."""
+    dtype = HOST_DTYPES[code]
+    itemsize = np.dtype(dtype).itemsize
+    run, count, src_stride, dst_stride = (x[form].tolist() for x in (forms.run, forms.count, forms.src_stride, forms.dst_stride))
+    return dtype, (*count, run // itemsize), (*src_stride, itemsize), (*dst_stride, itemsize)
 
 
 def is_dense(forms: Forms, stride: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.interpreting.adding import CODES, COPIES
 from shardroute.executors.interpreting.memories import Memory, Part
 from shardroute.executors.interpreting.strides import coalesce
 from shardroute.planner.layouts.fragments import Ints, box_text, dense_strides
+from shardroute.planner.ownership import reduced_to
 from shardroute.planner.plans import SOURCE, TARGET, Op, Plan, ranges
 from shardroute.topologies.errors import PlanError
 
@@ -35,17 +37,22 @@ class Forms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Block copies. src is an address on the driving rank, dst one on rank `to`; form LINEAR means n_bytes in one run."""
+    """Block copies. src is an address on the driving rank, dst one on rank `to`; form LINEAR means n_bytes in one run.
+
+    sums is COPIES, or (see `adding`) the dtype as whose numbers the bytes are added up at dst: what the lowest rank of a step
+    brings is written there, what the others bring is added to it in ascending order of ranks.
+    """
 
     src: Ints
     dst: Ints
     to: NDArray[np.int32]
     n_bytes: Ints
     form: NDArray[np.int32]
+    sums: NDArray[np.uint8]
 
     def take(self, rows: Ints) -> "Blocks":
         """These rows of all columns."""
-        return Blocks(self.src[rows], self.dst[rows], self.to[rows], self.n_bytes[rows], self.form[rows])
+        return Blocks(self.src[rows], self.dst[rows], self.to[rows], self.n_bytes[rows], self.form[rows], self.sums[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +89,8 @@ def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
     step, rank = moves.step[row], moves.src[row]
     keep = np.flatnonzero((n_bytes > 0) & ~((rank == moves.dst[row]) & (src[row] == dst)))
     keep = keep[np.lexsort((moves.dst[row[keep]], step[keep], rank[keep]))]
-    blocks = Blocks(src[row], dst, moves.dst[row].astype(np.int32), n_bytes, form).take(keep)
+    sums = _sums(plan, moves.step[row], bundles.tensor[moves.entry[row]])
+    blocks = Blocks(src[row], dst, moves.dst[row].astype(np.int32), n_bytes, form, sums).take(keep)
     step, rank = step[keep], rank[keep]
     kept, blocks = _merge(step, rank, blocks)
     _check_reach(step[kept], rank[kept], blocks, forms, memory.buffers.arena_bytes)
@@ -102,13 +110,37 @@ def _moves(plan: Plan, memory: Memory) -> _Moves:
     entry, owner = ranges(bundles.ptr, steps.bundle[step])
     parts.append(_Moves(step[owner], entry, steps.src[step[owner]].astype(np.int64), to[owner]))
 
-    gathers = np.flatnonzero(steps.op == Op.ALL_GATHER)
+    gathers = np.flatnonzero((steps.op == Op.ALL_GATHER) & (steps.src_at == SOURCE))
     entry, owner = ranges(bundles.ptr, steps.bundle[gathers])
     step = gathers[owner]
     holder = _first_holders(plan, memory, step, entry)
     member, owner = ranges(plan.group_ptr, steps.group[step])
     parts.append(_Moves(step[owner], entry[owner], holder[owner], plan.group_ranks[member].astype(np.int64)))
+    if plan.problem.summed:
+        parts += [_summing(plan, int(i)) for i in np.flatnonzero(np.isin(steps.op, _SUMMING) | (steps.src_at == TARGET))]
     return _Moves(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("step", "entry", "src", "dst")))
+
+
+_SUMMING = (Op.ALL_REDUCE, Op.REDUCE_SCATTER)
+
+
+def _summing(plan: Plan, step: int) -> _Moves:
+    """What a step that adds up, or gathers sums, moves: from each rank of its group to each that gets the piece."""
+    steps, bundles = plan.steps, plan.bundles
+    members = plan.group(int(steps.group[step])).astype(np.int64)
+    entries = np.arange(bundles.ptr[steps.bundle[step]], bundles.ptr[steps.bundle[step] + 1])
+    entry, src, dst = (x.ravel() for x in np.meshgrid(np.arange(len(entries)), members, members, indexing="ij"))
+    if steps.op[step] != Op.ALL_REDUCE:
+        owner = members[reduced_to(plan, step)][entry]
+        rows = np.flatnonzero((dst if steps.op[step] == Op.REDUCE_SCATTER else src) == owner)
+        entry, src, dst = entry[rows], src[rows], dst[rows]
+    return _Moves(np.full(len(entry), step), entries[entry], src, dst)
+
+
+def _sums(plan: Plan, step: Ints, tensor: NDArray[np.int32]) -> NDArray[np.uint8]:
+    code = np.array([CODES.get(t.dtype, COPIES) for t in plan.problem.tensors], dtype=np.uint8)
+    adds = np.isin(plan.steps.op[step], _SUMMING)
+    return np.where(adds, code[tensor], np.uint8(COPIES)) if len(code) else np.zeros(len(step), np.uint8)
 
 
 def _first_holders(plan: Plan, memory: Memory, step: Ints, entry: Ints) -> Ints:
@@ -226,10 +258,11 @@ def _merge(step: Ints, rank: Ints, blocks: Blocks) -> tuple[Ints, Blocks]:
         return step, blocks
     linear = blocks.form == LINEAR
     joins = np.zeros(len(step), dtype=bool)
-    joins[1:] = linear[1:] & linear[:-1] & (step[1:] == step[:-1]) & (rank[1:] == rank[:-1]) & (blocks.to[1:] == blocks.to[:-1])
+    joins[1:] = blocks.sums[1:] == blocks.sums[:-1]
+    joins[1:] &= linear[1:] & linear[:-1] & (step[1:] == step[:-1]) & (rank[1:] == rank[:-1]) & (blocks.to[1:] == blocks.to[:-1])
     joins[1:] &= (blocks.src[:-1] + blocks.n_bytes[:-1] == blocks.src[1:]) & (
         blocks.dst[:-1] + blocks.n_bytes[:-1] == blocks.dst[1:]
     )
     kept = np.flatnonzero(~joins)
     merged = blocks.take(kept)
-    return kept, Blocks(merged.src, merged.dst, merged.to, np.add.reduceat(blocks.n_bytes, kept), merged.form)
+    return kept, Blocks(merged.src, merged.dst, merged.to, np.add.reduceat(blocks.n_bytes, kept), merged.form, merged.sums)

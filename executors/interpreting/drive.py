@@ -1,14 +1,24 @@
 """One rank drives its program: wait, meet, copy, mark, in order. Knows no library."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.transports.seam import Enqueuing, Transport
+
+
+class Computing(Protocol):
+    """What a rank computes."""
+
+    def computes(self, step: int) -> bool:
+        """Whether the rank computes anything in a step."""
+
+    def compute(self, step: int) -> None:
+        """Do what the rank computes in a step, if anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +37,10 @@ def drive(
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
     at_step: NDArray[np.int64],
-    compute: Callable[[int], None] | None = None,
+    job: Computing | None = None,
 ) -> None:
     """Run all actions of the rank, writing when each cell's copies began and ended (time.monotonic: one clock for all), and to
-    at_step[0] where the rank is. `rank` is a driver (see `interpret`); `compute` does what its rank computes in a step.
+    at_step[0] where the rank is. `rank` is a driver (see `interpret`); `job` does what its rank computes in a step.
 
     Over a transport that overlaps, one action of each queue is on its way at a time, and its end is when this rank has seen it.
     """
@@ -74,10 +84,11 @@ def drive(
             transport.meet(action, all_ready=meets)
         start_s[cell] = time.monotonic()
         transport.post(action)
-        if compute is not None:
-            compute(step)
+        computes = job is not None and job.computes(step)
+        if job is not None:
+            job.compute(step)
         begun[queues[i]] = _Begun(action, step, cell)
-        if not transport.overlaps or together[i]:
+        if not transport.overlaps or together[i] or computes:
             end(queues[i])
     for queue in sorted(begun, key=lambda q: begun[q].step):
         end(queue)

@@ -3,8 +3,9 @@
 Rule: no library is known here. A rank is one thread that drives its steps in plan order, whatever their lanes: plan order
 is one global order in which everything waits for earlier steps only, so this never deadlocks.
 
-A rank that computes has a second driver for that, so that copies go on meanwhile: driver r is rank r moving, driver n_ranks + r
-is rank r computing. What follows says rank where the two are one.
+Where ranks share their memory, one that computes has a second driver for that, so that copies go on meanwhile: driver r is rank r
+moving, driver n_ranks + r is rank r computing. Elsewhere one driver does both, over a transport whose copies go on by themselves.
+What follows says rank where the two are one.
 
 An *action* is one rank's part in driving a step: a COPY is one action, a collective one for each rank of its group. Each
 action has a *cell*, a number that counts through the actions step by step; a step is complete when all its cells are
@@ -98,14 +99,14 @@ class Programs:
         return int(self.blocks.n_bytes.sum())
 
 
-def compile_plan(plan: Plan) -> tuple[Programs, Buffers]:
-    """The programs of all ranks, and the buffers that they use.
+def compile_plan(plan: Plan, *, apart: bool = True) -> tuple[Programs, Buffers]:
+    """The programs of all ranks, and the buffers that they use; `apart`: ranks that compute have a driver for it.
 
     Raises PlanError when a step reads or writes outside of what its ranks have, InputError when a layout contradicts itself.
     """
     memory = Memory(plan)
     block_step, block_rank, blocks, forms = lay_blocks(plan, memory)
-    step, rank, n_drivers = _drivers(plan)
+    step, rank, n_drivers = _drivers(plan, apart)
     cell = np.lexsort((rank, step))  # the action of each cell
     cell_of = np.empty(len(cell), dtype=np.int64)
     cell_of[cell] = np.arange(len(cell))
@@ -122,7 +123,9 @@ def compile_plan(plan: Plan) -> tuple[Programs, Buffers]:
         np.searchsorted(pairs, np.arange(len(plan.steps) + 1) * n_drivers),
         (pairs % n_drivers).astype(np.int32),
     )  # fmt: skip
-    meets = (np.diff(cell_ptr)[step] > 1) & ((np.diff(block_ptr) > 0) | (plan.steps.op[step] == Op.REDUCE_SCATTER))
+    meets = (np.diff(cell_ptr)[step] > 1) & (
+        (np.diff(block_ptr) > 0) | np.isin(plan.steps.op[step], (Op.REDUCE_SCATTER, Op.ALL_REDUCE))
+    )
     actions = Actions(
         np.searchsorted(rank, np.arange(n_drivers + 1)), step, cell_of, plan.steps.lane[step], meets,
         wait_ptr, wait, own_ptr, own, block_ptr,
@@ -144,7 +147,7 @@ def load_programs(path: str | Path, rank: int, digest: str | None = None) -> tup
     return part, *compile_plan(part.plan)
 
 
-def _drivers(plan: Plan) -> tuple[Ints, Ints, int]:
+def _drivers(plan: Plan, apart: bool) -> tuple[Ints, Ints, int]:
     """Step and driver of every action, ordered by driver, then step; and how many drivers there are."""
     steps = plan.steps
     copies, collectives = np.flatnonzero(steps.op == Op.COPY), np.flatnonzero(steps.op != Op.COPY)
@@ -153,9 +156,11 @@ def _drivers(plan: Plan) -> tuple[Ints, Ints, int]:
     step = np.concatenate([copies, collectives[owner], rooted])
     rank = np.concatenate([steps.src[copies], plan.group_ranks[member], steps.src[rooted]]).astype(np.int64)
     n_ranks, n_steps = plan.problem.n_ranks, max(len(steps), 1)
-    rank = np.where(steps.op[step] == Op.COMPUTE, rank + n_ranks, rank)
+    two = apart and len(plan.computes) > 0
+    if two:
+        rank = np.where(steps.op[step] == Op.COMPUTE, rank + n_ranks, rank)
     key = np.unique(rank * n_steps + step)
-    return key % n_steps, key // n_steps, n_ranks * (2 if len(plan.computes) else 1)
+    return key % n_steps, key // n_steps, n_ranks * (2 if two else 1)
 
 
 def _waits(plan: Plan, step: Ints, rank: Ints, cell: Ints, cell_ptr: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -10,6 +10,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.interpreting.adding import CODES, COPIES
 from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
 from shardroute.planner.layouts.tensors import DTYPES, Layout
 from shardroute.planner.plans import Plan, ranges
@@ -68,6 +69,7 @@ class Holdings:
                          lacks have extent 1
     index_stride         int64[n_boxes, n_dims]: row-major strides of the whole tensor, in elements
     itemsize   int64[n_boxes]
+    adds       uint8[n_boxes]   the code of `adding` of the dtype as which source fragments are added up; COPIES where they aren't
     """
 
     ptr: Ints
@@ -80,6 +82,7 @@ class Holdings:
     stride: Ints
     index_stride: Ints
     itemsize: Ints
+    adds: NDArray[np.uint8]
 
 
 class Memory:
@@ -200,10 +203,12 @@ class Memory:
             shape[i, self.n_dims - len(cls.shape) :] = cls.shape
         group = np.repeat(np.arange(2 * len(classes)), self._n_boxes)
         itemsize = np.tile(self.class_itemsize, 2)[group]
+        codes = [CODES.get(cls.dtype, COPIES) if self.plan.problem.summed else COPIES for cls in classes * 2]
         return Holdings(
             np.searchsorted(rank[order], np.arange(self.plan.problem.n_ranks + 1)), target[order],
             self._row_tensor[order].astype(np.int32), self._address[order], self._row_box[order],
             self.box_lo, self.box_extent, self.box_strides * itemsize[:, None], dense_strides(shape)[group], itemsize,
+            np.array(codes, dtype=np.uint8)[group],
         )  # fmt: skip
 
     def piece_number(self, tensor: NDArray[np.integer], piece: NDArray[np.integer]) -> Ints:

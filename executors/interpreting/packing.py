@@ -8,7 +8,8 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.interpreting.arenas import Arena, Strided, strided_form
+from shardroute.executors.interpreting.adding import HOST_DTYPES, add_to
+from shardroute.executors.interpreting.arenas import Arena, Strided, number_form, strided_form
 from shardroute.executors.interpreting.blocks import LINEAR
 from shardroute.executors.interpreting.interpret import Programs
 
@@ -19,6 +20,7 @@ class Rows:
     def __init__(self, programs: Programs, arena: Arena, rank: int) -> None:
         self._arena, self._blocks, self._forms = arena, programs.blocks, programs.forms
         self._known: dict[int, Strided] = {}
+        self._numbers: dict[tuple[int, int], Strided] = {}
         actions = programs.actions
         first = int(actions.ptr[rank])
         rows = np.arange(*actions.block_ptr[actions.ptr[[rank, rank + 1]]].tolist())
@@ -40,28 +42,50 @@ class Rows:
                 np.copyto(np.ndarray(shape, dtype, into.data, at), self._arena.strided(src, dtype, shape, strides))
             at += n
 
-    def unpack(self, first: int, last: int, packed: NDArray[np.uint8]) -> None:
-        """Scatter what `pack` gathered into the places of rows first to last."""
+    def unpack(self, first: int, last: int, packed: NDArray[np.uint8], *, adds: bool = False) -> None:
+        """Scatter what `pack` gathered into the places of rows first to last; or add it to what is there."""
         blocks, rows, at = self._blocks, slice(first, last), 0
-        columns = (column[rows].tolist() for column in (blocks.dst, blocks.n_bytes, blocks.form))
-        for dst, n, form in zip(*columns, strict=True):
-            if form == LINEAR:
+        columns = (column[rows].tolist() for column in (blocks.dst, blocks.n_bytes, blocks.form, blocks.sums))
+        for dst, n, form, code in zip(*columns, strict=True):
+            if adds:
+                self._add(dst, packed[at : at + n], n, form, code)
+            elif form == LINEAR:
                 self._arena.bytes(dst, n)[...] = packed[at : at + n]
             else:
                 dtype, shape, _, strides = self._form(form)
                 np.copyto(self._arena.strided(dst, dtype, shape, strides), np.ndarray(shape, dtype, packed.data, at))
             at += n
 
-    def copy_local(self, action: int) -> None:
-        """Copy the rows of an action that stay on the rank."""
+    def copy_local(self, action: int, *, adds: bool = False) -> None:
+        """Copy the rows of an action that stay on the rank; or add them to what is there."""
         blocks = self._blocks
         for row in self._local.get(action, ()):
             src, dst, n, form = int(blocks.src[row]), int(blocks.dst[row]), int(blocks.n_bytes[row]), int(blocks.form[row])
-            if form == LINEAR:
+            code = int(blocks.sums[row])
+            if adds and form == LINEAR:
+                self._add(dst, self._arena.bytes(src, n), n, form, code)
+            elif adds:
+                dtype, shape, a, b = self._number_form(form, code)
+                add_to(self._arena.strided(dst, dtype, shape, b), self._arena.strided(src, dtype, shape, a), code)
+            elif form == LINEAR:
                 self._arena.bytes(dst, n)[...] = self._arena.bytes(src, n)
             else:
                 dtype, shape, a, b = self._form(form)
                 np.copyto(self._arena.strided(dst, dtype, shape, b), self._arena.strided(src, dtype, shape, a))
+
+    def _add(self, dst: int, packed: NDArray[np.uint8], n_bytes: int, form: int, code: int) -> None:
+        if form == LINEAR:
+            dtype = HOST_DTYPES[code]
+            into: NDArray[np.generic] = self._arena.bytes(dst, n_bytes).view(dtype)
+            add_to(into, np.ndarray(into.shape, dtype, packed), code)
+            return
+        dtype, shape, _, strides = self._number_form(form, code)
+        add_to(self._arena.strided(dst, dtype, shape, strides), np.ndarray(shape, dtype, packed), code)
+
+    def _number_form(self, form: int, code: int) -> Strided:
+        if (form, code) not in self._numbers:
+            self._numbers[form, code] = number_form(self._forms, form, code)
+        return self._numbers[form, code]
 
     def _form(self, form: int) -> Strided:
         if form not in self._known:

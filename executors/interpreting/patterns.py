@@ -157,7 +157,7 @@ def _box(holdings: Holdings, number: int) -> _Box:
     last = np.arange(lo[-1], lo[-1] + shape[-1]).astype(np.uint64)
     columns = scatter(last + _COLUMN).astype(dtype) | dtype.type(1)
     tiles = []
-    for starts, extent in _cut(shape, _TILE_BYTES // dtype.itemsize):
+    for starts, extent in cut(shape, _TILE_BYTES // dtype.itemsize):
         numbers = np.zeros((1,) * len(shape), dtype=np.uint64)
         for dim in range(len(shape) - 1):
             along = (np.arange(extent[dim]) + (starts[dim] + lo[dim])) * (index_stride[dim] // index_stride[-2])
@@ -168,7 +168,7 @@ def _box(holdings: Holdings, number: int) -> _Box:
     return _Box(shape, tuple(holdings.stride[number].tolist()), dtype, sentinel, tuple(tiles))
 
 
-def _cut(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def cut(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Starts and shapes of the parts that a shape is cut into along its leading dims: at most `most` elements, or 1 x `most`."""
     n = int(np.prod(shape[1:], dtype=np.int64))
     if n * shape[0] <= most:
@@ -179,5 +179,5 @@ def _cut(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], t
             yield (start, *(0,) * (len(shape) - 1)), (min(step, shape[0] - start), *shape[1:])
     else:
         for start in range(shape[0]):
-            for starts, part in _cut(shape[1:], most):
+            for starts, part in cut(shape[1:], most):
                 yield (start, *starts), (1, *part)

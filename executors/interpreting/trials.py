@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.interpreting.addends import fill_addends, verify_sums
 from shardroute.executors.interpreting.drive import drive
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding, arm, fill_sources, verify
@@ -22,6 +23,9 @@ class Job(Protocol):
     def fill(self) -> None:
         """Write the source buffers."""
 
+    def computes(self, step: int) -> bool:
+        """Whether the rank computes anything in a step."""
+
     def compute(self, step: int) -> None:
         """Do what the rank computes in a step, if anything."""
 
@@ -30,20 +34,28 @@ class Job(Protocol):
 
 
 class Moving:
-    """The job of a plan that only moves: known bytes, which must arrive as they were."""
+    """The job of a plan that only moves: known bytes, which must arrive as they were. Where the source holds addends, known ones,
+    whose sums must arrive.
+    """
 
     def __init__(self, programs: Programs, memory: NDArray[np.uint8], rank: int) -> None:
         self._programs, self._memory, self._rank = programs, memory, rank
+        self._adds = bool(programs.holdings.adds.any())
 
     def fill(self) -> None:
-        fill_sources(self._memory, self._programs.holdings, self._rank)
+        fill = fill_addends if self._adds else fill_sources
+        fill(self._memory, self._programs.holdings, self._rank)
+
+    def computes(self, step: int) -> bool:
+        return False
 
     def compute(self, step: int) -> None:
         """Nothing."""
 
     def verify(self) -> tuple[Finding, float]:
         programs, rank = self._programs, self._rank
-        return verify(self._memory, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank])), 0.0
+        compare = verify_sums if self._adds else verify
+        return compare(self._memory, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank])), 0.0
 
 
 def run_trials(
@@ -66,7 +78,7 @@ def run_trials(
         transport.barrier()
         board.phase[driver] = 2 * trial + 1
         board.began_s[trial, driver] = time.monotonic()
-        drive(programs, driver, transport, board.start_s[trial], board.end_s[trial], at_step, job.compute)
+        drive(programs, driver, transport, board.start_s[trial], board.end_s[trial], at_step, job)
         at_step[0] = len(programs.cells.ptr) - 1
         transport.barrier()
         board.phase[driver] = 2 * trial + 2

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardroute.executors.attention.contents import Contents
+from shardroute.executors.attention.jobs import Attending
+from shardroute.executors.attention.on_streams import TorchComputing, tensors_of
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
@@ -16,7 +19,7 @@ from shardroute.executors.interpreting.trials import run_trials
 from shardroute.executors.launching.boards import Board
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.steps import describe_place
-from shardroute.executors.transports.seam import Deadline, LateError, Trial, World
+from shardroute.executors.transports.seam import Deadline, Enqueuing, LateError, Trial, World
 from shardroute.planner.plans import Plan
 from shardroute.topologies.errors import RunError
 
@@ -24,12 +27,21 @@ from shardroute.topologies.errors import RunError
 _CLOCK_ROUNDS = 8
 
 
-def run_over(world: World, programs: Programs, messages: Messages, board: Board, digest: str, deadline: Deadline) -> None:
-    """Run the trials of a board over a world, in memory of the rank's own. Raises RunError on every rank if plans differ."""
+def run_over(
+    world: World, programs: Programs, messages: Messages, board: Board, digest: str, deadline: Deadline,
+    contents: Contents | None = None,
+) -> None:  # fmt: skip
+    """Run the trials of a board over a world, in memory of the rank's own; a plan that computes needs contents.
+
+    Raises RunError on every rank if plans differ.
+    """
     agree_on(world, digest, deadline)
     memory = np.empty(int(programs.arena_bytes[world.rank]), dtype=np.uint8)
     transport = world.open(programs, messages, Arena.whole(memory), deadline)
-    run_trials(programs, board, memory, world.rank, transport)
+    job = None if contents is None else Attending.alone(memory, programs, contents, world.rank)
+    if contents is not None and isinstance(transport, Enqueuing):
+        transport.compute_by(lambda device: TorchComputing(programs, contents, world.rank, tensors_of(device)))
+    run_trials(programs, board, memory, world.rank, transport, job)
 
 
 def agree_on(world: World, digest: str, deadline: Deadline) -> None:
@@ -42,7 +54,8 @@ def agree_on(world: World, digest: str, deadline: Deadline) -> None:
 
 
 def run_launched(
-    world: World, plan: Plan, programs: Programs, messages: Messages, *, n_trials: int, deadline: Deadline
+    world: World, plan: Plan, programs: Programs, messages: Messages, *, n_trials: int, deadline: Deadline,
+    contents: Contents | None = None,
 ) -> Sequence[Trial]:
     """Run the plan as this rank of a world of its size; what all ranks saw and found, on rank 0, and nothing on the others.
 
@@ -50,7 +63,7 @@ def run_launched(
     """
     board = Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, deadline.left_s)
     try:
-        run_over(world, programs, messages, board, plan.digest, deadline)
+        run_over(world, programs, messages, board, plan.digest, deadline, contents)
         return _gather(world, programs, board, deadline)
     except LateError as error:
         peers = f", waiting for rank {', '.join(map(str, error.peers))}," if error.peers else ""
@@ -66,8 +79,8 @@ def _gather(world: World, programs: Programs, board: Board, deadline: Deadline) 
     ahead_s = _ahead_of_first(world, deadline)
     mine = programs.cells.rank == world.rank
     times = np.concatenate([board.start_s[:, mine], board.end_s[:, mine], board.began_s[:, [world.rank]]], axis=1) - ahead_s
-    found = board.found[:, world.rank]
-    parts = world.exchange(times.tobytes() + found.tobytes(), deadline)
+    found, worst = board.found[:, world.rank], board.worst[:, world.rank]
+    parts = world.exchange(times.tobytes() + worst.tobytes() + found.tobytes(), deadline)
     if world.rank != 0:
         return []
     n_trials, n_fields = found.shape
@@ -79,9 +92,11 @@ def _gather(world: World, programs: Programs, board: Board, deadline: Deadline) 
         times = np.frombuffer(part, np.float64, n_times).reshape(n_trials, -1)
         board.start_s[:, cells], board.end_s[:, cells] = times[:, : len(cells)], times[:, len(cells) : -1]
         began_s[:, rank] = times[:, -1]
-        findings[:, rank] = np.frombuffer(part, np.int64, offset=8 * n_times).reshape(n_trials, n_fields)
+        board.worst[:, rank] = np.frombuffer(part, np.float64, n_trials, offset=8 * n_times)
+        findings[:, rank] = np.frombuffer(part, np.int64, offset=8 * (n_times + n_trials)).reshape(n_trials, n_fields)
     return [
-        Trial(float(began_s[k].min()), board.start_s[k], board.end_s[k], [Finding(*row) for row in findings[k].tolist()])
+        Trial(float(began_s[k].min()), board.start_s[k], board.end_s[k], [Finding(*row) for row in findings[k].tolist()],
+              float(board.worst[k].max(initial=0.0)))
         for k in range(n_trials)
     ]
 

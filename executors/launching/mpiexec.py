@@ -19,12 +19,13 @@ from typing import Final, Self
 
 import numpy as np
 
-from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.attention.contents import Contents
+from shardroute.executors.attention.jobs import load_arithmetic
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.launching.launched import run_launched
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.processes import ONE_THREAD, uninterrupted
-from shardroute.executors.messages.messages import lay_messages
+from shardroute.executors.messages.separate import compile_separate
 from shardroute.executors.transports.mpi import connect
 from shardroute.executors.transports.seam import Deadline, LateError, Progress, Trial
 from shardroute.planner.plan_files import load_plan, save_plan
@@ -41,12 +42,14 @@ _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
 class MpiexecSession:
     """A Session of processes that mpiexec starts. Raises InputError when there is no mpiexec."""
 
-    def __init__(self, plan: Plan, *, timeout_s: float, n_trials: int) -> None:
+    def __init__(self, plan: Plan, *, timeout_s: float, n_trials: int, contents: Contents | None = None) -> None:
         launcher = find_mpiexec()
         self._timeout_s, self._n_trials = timeout_s, n_trials
         self._deadline = Deadline.after(timeout_s + _GRACE_S)
         self._folder = Path(tempfile.mkdtemp(prefix="shardroute-"))
         save_plan(plan, self._folder / "run.plan")
+        if contents is not None:
+            np.savez(self._folder / "contents.npz", allow_pickle=False, **contents.columns())
         (self._folder / "request").write_text(f"{n_trials} {timeout_s!r}")
         with open(self._folder / "errors", "wb") as errors:
             self._process = subprocess.Popen(
@@ -68,9 +71,10 @@ class MpiexecSession:
         if progress is not None:
             progress(1.0)
         with np.load(self._folder / "trials.npz", allow_pickle=False) as found:
-            began_s, start_s, end_s, findings = (found[name] for name in ("began_s", "start_s", "end_s", "findings"))
+            names = ("began_s", "start_s", "end_s", "findings", "worst")
+            began_s, start_s, end_s, findings, worst = (found[name] for name in names)
         return [
-            Trial(float(began_s[k]), start_s[k], end_s[k], [Finding(*row) for row in findings[k].tolist()])
+            Trial(float(began_s[k]), start_s[k], end_s[k], [Finding(*row) for row in findings[k].tolist()], float(worst[k]))
             for k in range(self._n_trials)
         ]
 
@@ -115,9 +119,10 @@ def rank_main(folder: str) -> int:
         deadline = Deadline.after(float(timeout_s))
         plan = load_plan(Path(folder) / "run.plan")
         world = connect(place, deadline)
-        programs, buffers = compile_plan(plan)
-        messages = lay_messages(plan, programs, buffers)
-        trials = run_launched(world, plan, programs, messages, n_trials=int(n_trials), deadline=deadline)
+        found, contents = compile_separate(plan), _contents(Path(folder))
+        trials = run_launched(
+            world, found.plan, found.programs, found.messages, n_trials=int(n_trials), deadline=deadline, contents=contents
+        )
     except (RunError, LateError) as error:
         (Path(folder) / f"words-{place.rank:06}").write_text(str(error))
         if world is not None:
@@ -127,7 +132,19 @@ def rank_main(folder: str) -> int:
     if trials:
         np.savez(
             Path(folder) / "trials.npz", began_s=[t.began_s for t in trials], start_s=[t.start_s for t in trials],
-            end_s=[t.end_s for t in trials],
+            end_s=[t.end_s for t in trials], worst=[t.worst for t in trials],
             findings=[[[getattr(f, name) for name in Finding.__slots__] for f in t.findings] for t in trials],
         )  # fmt: skip
     return 0
+
+
+def _contents(folder: Path) -> Contents | None:
+    """What the caller left for a plan that computes."""
+    path = folder / "contents.npz"
+    if not path.exists():
+        return None
+    with np.load(path, allow_pickle=False) as columns:
+        contents = Contents.of(dict(columns))
+    assert contents is not None
+    load_arithmetic(contents.arithmetic)
+    return contents

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.interpreting.interpret import Programs, to_columns
@@ -64,9 +65,11 @@ class ProcessSession:
     def __init__(
         self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int = 1, transport: str = PROCESSES,
         messages: Messages | None = None, contents: Contents | None = None,
+        wiring: Mapping[str, NDArray[np.generic]] | None = None, inherited: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """`digest` is of the plan that the programs were compiled from; ranks refuse to run any other than `plan`. Transports
-        other than `processes` need the messages of the programs; a plan that computes needs contents.
+        other than `processes` need the messages of the programs; a plan that computes needs contents. `wiring` are further
+        columns for the ranks, `inherited` further descriptors.
         """
         _check_files(programs.n_drivers)
         n_cells = len(programs.cells.rank)
@@ -77,6 +80,7 @@ class ProcessSession:
             columns |= to_columns(messages, "messages.")
         if contents is not None:
             columns |= contents.columns()
+        columns |= wiring or {}
         _check_memory(file_bytes(columns, programs.arena_bytes), plan)
         self._plan, self._programs, self._n_trials, self._transport = plan, programs, n_trials, transport
         no_arenas = np.zeros_like(programs.arena_bytes)
@@ -89,8 +93,8 @@ class ProcessSession:
         # one core's work, and forking must find a single thread.
         self._nursery = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(self._shared.fd), plan.digest, json.dumps(sys.path), transport],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self._shared.fd], start_new_session=True, bufsize=0,
-            env=os.environ | _environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self._shared.fd, *inherited], start_new_session=True,
+            bufsize=0, env=os.environ | _environment(),
         )  # fmt: skip
 
     @property

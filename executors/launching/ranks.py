@@ -18,7 +18,8 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from shardroute.executors.attention.jobs import attending
+from shardroute.executors.attention.contents import Contents
+from shardroute.executors.attention.jobs import Attending, load_arithmetic
 from shardroute.executors.interpreting.interpret import Programs, from_columns
 from shardroute.executors.interpreting.trials import run_trials
 from shardroute.executors.launching.boards import Board
@@ -31,6 +32,7 @@ from shardroute.executors.transports.shared_memory import LIFELINE, CallerGoneEr
 from shardroute.topologies.errors import RunError
 
 PROCESSES = "processes"  # the transport of ranks that share their memory
+EMULATED = "emulated"  # that of ranks joined by links of given rates, see shardroute.executors.emulation
 
 LATE = 3  # exit code of a rank that gave up at the deadline
 _CALLER = 1  # standard output, see above
@@ -43,7 +45,8 @@ def _run_rank(shared: SharedFile, digest: str, driver: int, inbox: int, outboxes
     _check_digest(shared, digest)
     programs = from_columns(Programs, dict(shared.columns))
     transport = SharedMemoryTransport(shared, programs, driver, inbox, outboxes)
-    job, rank = attending(shared, programs, driver % programs.n_ranks), driver % programs.n_ranks
+    rank, contents = driver % programs.n_ranks, Contents.of(shared.columns)
+    job = None if contents is None else Attending(shared.memory, shared.arena_at, programs, contents, rank)
     run_trials(programs, Board.of(shared), shared.arena(rank), driver, transport, job)
 
 
@@ -54,7 +57,7 @@ def _run_rank_over(library: Library, shared: SharedFile, digest: str, rank: int,
     programs, messages, board = from_columns(Programs, columns), from_columns(Messages, columns, "messages."), Board.of(shared)
     deadline = Deadline(*board.deadline_s.tolist())
     world = library.connect(Place(rank, programs.n_ranks, rendezvous), deadline)
-    run_over(world, programs, messages, board, digest, deadline)
+    run_over(world, programs, messages, board, digest, deadline, Contents.of(columns))
     world.close()
 
 
@@ -87,6 +90,9 @@ def nursery(fd: int, digest: str, transport: str) -> int:
     os.set_blocking(_CALLER, False)
     ranks: dict[int, int] = {}
     try:
+        contents = Contents.of(shared.columns)
+        if contents is not None:
+            load_arithmetic(contents.arithmetic)
         run = _shared_memory_ranks(shared, digest) if transport == PROCESSES else _ranks_over(transport, shared, digest)
         gc.freeze()  # else the first collection in each rank writes to, and so copies, every page that holds an object
         for rank in range(n_ranks):
@@ -114,7 +120,7 @@ def _shared_memory_ranks(shared: SharedFile, digest: str) -> Callable[[int], Non
 
 
 def _ranks_over(transport: str, shared: SharedFile, digest: str) -> Callable[[int], None]:
-    library = load_library(transport)
+    library = _emulated(shared) if transport == EMULATED else load_library(transport)
     library.preload()
     rendezvous, server = library.listen()
 
@@ -124,6 +130,14 @@ def _ranks_over(transport: str, shared: SharedFile, digest: str) -> Callable[[in
         _run_rank_over(library, shared, digest, rank, rendezvous)
 
     return run
+
+
+def _emulated(shared: SharedFile) -> Library:
+    """The library of an emulated cluster, whose wiring lies in the shared file."""
+    from shardroute.executors.emulation.wirings import Wiring
+    from shardroute.executors.emulation.worlds import EmulatedLibrary
+
+    return EmulatedLibrary(from_columns(Wiring, dict(shared.columns), "wiring."))
 
 
 def _watch(board: Board, ranks: dict[int, int]) -> None:

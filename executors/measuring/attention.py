@@ -18,8 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from shardroute.executors.attention.kernels import Block, add, attend, grad, merge
-from shardroute.executors.interpreting.computers import NUMPY_DTYPES
+from shardroute.executors.attention.contents import DTYPES_OF
+from shardroute.executors.attention.floats import HOST_DTYPES
+from shardroute.executors.attention.kernels import Floats, add, attend, grad, merge
+from shardroute.executors.attention.seam import Arithmetic, Block
 from shardroute.executors.launching.processes import ONE_THREAD
 from shardroute.planner.ring.chunks import chunks_of
 from shardroute.planner.ring.tiles import Work, work
@@ -68,7 +70,7 @@ def attention_figures(timeout_s: float) -> dict[str, float]:
 def kernel_figures() -> dict[str, float]:
     """The same, measured in this process."""
     figures: dict[str, float] = {}
-    for dtype in NUMPY_DTYPES:
+    for dtype in DTYPES_OF[Arithmetic.NUMPY]:
         samples = [
             _measured(Attention((n,), 1, heads, kv_heads, width, causal=causal, layout=SequenceLayout.CONTIGUOUS, dtype=dtype))
             for n, heads, kv_heads, width in _CASES
@@ -82,13 +84,13 @@ def kernel_figures() -> dict[str, float]:
 def _measured(call: Attention) -> tuple[_Sample, _Sample]:
     """Attention of a whole call to itself, forward and backward."""
     chunks, random = chunks_of(call), np.random.default_rng(0)
-    dtype = NUMPY_DTYPES[call.dtype]
+    dtype = HOST_DTYPES[call.dtype]
     names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
     shapes = {name: (1, call.n_tokens, call.heads_of(name), call.head_dim) for name in names}
-    arrays = {name: random.random(shape).astype(dtype) - 0.5 for name, shape in shapes.items()}
+    arrays: dict[str, Floats] = {name: random.random(shape).astype(dtype) - 0.5 for name, shape in shapes.items()}
     arrays["lse"] = np.zeros(shapes["q"][:3], dtype)
-    queries = [Block(chunks.rows, 0, {name: arrays[name] for name in ("q", "o", "lse", "do", "dq")})]
-    keys = [Block(chunks.rows, 0, {name: arrays[name] for name in ("k", "v", "dk", "dv")})]
+    queries = [Block(chunks.rows, 0, call.n_heads, {name: arrays[name] for name in ("q", "o", "lse", "do", "dq")})]
+    keys = [Block(chunks.rows, 0, call.n_kv_heads, {name: arrays[name] for name in ("k", "v", "dk", "dv")})]
     served = call.n_heads // call.n_kv_heads
     parts = _parts(work(call, chunks.rows, 0, chunks.rows, 0, served).times(call.n_kv_heads), call.head_dim)
     forward_s = _fastest(lambda: attend(call, queries, keys, fresh=True))

@@ -20,7 +20,7 @@ from shardroute.executors.interpreting.blocks import LINEAR
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.memories import Buffers
 from shardroute.planner.layouts.fragments import Ints
-from shardroute.planner.plans import Op, Plan, ranges
+from shardroute.planner.plans import Mode, Op, Plan, ranges
 from shardroute.topologies.errors import PlanError
 
 # Rows this long are messages of their own, sent without packing; shorter ones share messages of up to PACKED_BYTES. gloo takes
@@ -41,7 +41,8 @@ class Messages:
     tag              int64[n]   counts the messages of the pair (src, dst)
     first, last      int64[n]   its rows of the blocks; none for an empty one
     n_bytes          int64[n]
-    src_at, dst_at   int64[n]   where all of it lies in order without gaps on that side, NO_ROWS if it is packed there
+    src_at, dst_at   int64[n]   where all of it lies in order without gaps on that side, NO_ROWS if it is packed there, as addends
+                                always are on the receiving side
     answers          bool[n]    it may be sent only when all that the step brings to its sender has arrived
     clear_first, clear_last   int64[n]: rows of `touches`: what must be complete before it may be written, for its slot is in use
     touches          int64[m]   steps, in runs for each slot of each rank
@@ -70,10 +71,13 @@ class Messages:
     out: Ints
 
 
-def lay_messages(plan: Plan, programs: Programs, buffers: Buffers) -> Messages:
-    """The messages of a plan whose programs were compiled. Raises PlanError when a rank waits for what it can't see."""
+def lay_messages(plan: Plan, programs: Programs, buffers: Buffers, *, library_sums: bool = False) -> Messages:
+    """The messages of a plan whose programs were compiled. With `library_sums` a library adds up, so no message brings addends.
+
+    Raises PlanError when a rank waits for what it can't see.
+    """
     _check_seen(plan, programs)
-    first, last, step, src, dst = _rows_of_messages(programs)
+    first, last, step, src, dst = _rows_of_messages(programs, library_sums=library_sums)
     empty = _empty_messages(plan, step)
     n_empty = len(empty[0])
     step, src, dst = (np.concatenate(pair) for pair in zip((step, src, dst), empty, strict=True))
@@ -84,7 +88,7 @@ def lay_messages(plan: Plan, programs: Programs, buffers: Buffers) -> Messages:
     total = np.concatenate([[0], np.cumsum(programs.blocks.n_bytes)])
     n_bytes = total[last] - total[first]
     src_at = _in_order(programs, buffers, first, last, src, sending=True)
-    dst_at = _in_order(programs, buffers, first, last, dst, sending=False)
+    dst_at = np.where(_is_added(programs, first, last), NO_ROWS, _in_order(programs, buffers, first, last, dst, sending=False))
     steps = plan.steps
     hub = plan.group_ranks[plan.group_ptr[np.maximum(steps.group[step], 0)]] if len(plan.group_ranks) else dst
     touches, clear_first, clear_last = _clearances(plan, step, dst)
@@ -117,7 +121,13 @@ def _check_seen(plan: Plan, programs: Programs) -> None:
         )
 
 
-def _rows_of_messages(programs: Programs) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _is_added(programs: Programs, first: Ints, last: Ints) -> NDArray[np.bool_]:
+    """Which messages bring addends: they are unpacked by adding, never received in place."""
+    adds = np.append(programs.blocks.sums > 0, False)
+    return np.asarray((last > first) & adds[first])
+
+
+def _rows_of_messages(programs: Programs, *, library_sums: bool) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """First and last block row, step, sender and receiver of all messages that carry bytes between two ranks."""
     actions, blocks = programs.actions, programs.blocks
     n_rows = len(blocks.src)
@@ -135,6 +145,8 @@ def _rows_of_messages(programs: Programs) -> tuple[Ints, Ints, Ints, Ints, Ints]
     first = np.flatnonzero(new)
     last = np.append(first[1:], n_rows)
     away = blocks.to[first] != rank[first]
+    if library_sums:
+        away &= blocks.sums[first] == 0
     first, last = first[away], last[away]
     return first, last, actions.step[action[first]], rank[first], blocks.to[first].astype(np.int64)
 
@@ -208,6 +220,13 @@ def _clearances(plan: Plan, step: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
         (ranks, at, steps.src_at[at], False),
         (ranks, at, steps.dst_at[at], True),
     ]
+    computes = plan.computes
+    operand, of = ranges(computes.ptr, np.arange(len(computes)))
+    at = computes.step[of].astype(np.int64)
+    driver = plan.group_ranks[plan.group_ptr[steps.group[at]]].astype(np.int64)
+    mode = computes.mode[operand]
+    parts += [(driver[rows], at[rows], computes.at[operand][rows], wrote) for wrote in (False, True)
+              for rows in [(mode != Mode.READ) == wrote]]
     key = np.concatenate(
         [
             ((rank[slot >= 0].astype(np.int64) * n_slots + slot[slot >= 0]) * n_steps + of[slot >= 0]) * 2 + write

@@ -33,6 +33,25 @@ class _Begun(Generic[Handle]):
     packed: NDArray[np.uint8] | None
 
 
+@dataclass(slots=True)
+class _Sum:
+    """A step that adds up, under way on this rank: the rank that began it (-1: none has), and whether its own part is in."""
+
+    action: int
+    step: int
+    first: int = -1
+    has_own: bool = False
+
+
+def _adding(programs: Programs, rank: int) -> frozenset[int]:
+    """The actions of a rank whose blocks, which it has for itself at least or none, are added up."""
+    actions, sums = programs.actions, programs.blocks.sums
+    rows = np.flatnonzero(sums)
+    adds = np.unique(actions.step[np.searchsorted(actions.block_ptr, rows, side="right") - 1])
+    mine = np.arange(*actions.ptr[[rank, rank + 1]].tolist())
+    return frozenset(mine[np.isin(actions.step[mine], adds)].tolist())
+
+
 class MessageTransport(Generic[Handle]):
     """One rank's side: sends when `drive` posts, and begins receives up to where the rank is in the plan, and some ahead.
 
@@ -47,7 +66,7 @@ class MessageTransport(Generic[Handle]):
     ) -> None:  # fmt: skip
         self.deadline = deadline
         self._wire, self._line_up, self._arena, self._messages = wire, line_up, arena, messages
-        self._rows = Rows(programs, arena, rank)
+        self._rows, self._rank = Rows(programs, arena, rank), rank
         self._action_step: list[int] = programs.actions.step.tolist()
         self._several: list[bool] = (np.diff(programs.cells.ptr) > 1).tolist()
         into, out = (
@@ -66,6 +85,8 @@ class MessageTransport(Generic[Handle]):
         self._n_into = 0
         self._next_in = 0
         self._step = -1
+        self._adding = _adding(programs, rank)
+        self._sum: _Sum | None = None
 
     def begin(self, trial: int) -> None:
         assert not self._out
@@ -94,13 +115,19 @@ class MessageTransport(Generic[Handle]):
             if self._messages.answers[message]:
                 self._finish_receives(step)
             self._send(message, step)
-        self._rows.copy_local(action)
+        if action in self._adding:
+            self._sum = _Sum(action, step)
+        else:
+            self._rows.copy_local(action)
 
     def finish(self, action: int) -> None:
         step = self._action_step[action]
         self._finish_sends(step)
         if self._several[step]:
             self._finish_receives(step)
+        if self._sum is not None:
+            self._add_own(self._sum)
+            self._sum = None
 
     def mark(self, action: int) -> None:
         """Nothing: a message that arrives is the mark."""
@@ -179,10 +206,26 @@ class MessageTransport(Generic[Handle]):
             done = begun.popleft()
             self._n_into -= 1
             if done.packed is not None:
-                message = done.message
-                self._rows.unpack(int(self._messages.first[message]), int(self._messages.last[message]), done.packed)
+                message, adds = done.message, False
+                if self._sum is not None and self._sum.step == step:
+                    adds = self._comes_to(self._sum, int(self._messages.src[message]))
+                self._rows.unpack(int(self._messages.first[message]), int(self._messages.last[message]), done.packed, adds=adds)
                 self._in_window.give_back(done.packed)
         self._into.pop(step, None)
+
+    def _comes_to(self, one: "_Sum", source: int) -> bool:
+        """Whether what a rank brings to a sum is added to something: all but what the first of them brings, which begins it."""
+        if source > self._rank:
+            self._add_own(one)
+        one.first = source if one.first < 0 else one.first
+        return one.first != source
+
+    def _add_own(self, one: "_Sum") -> None:
+        """Bring this rank's own addends, once, in its place among the ranks."""
+        if not one.has_own:
+            one.has_own = True
+            self._rows.copy_local(one.action, adds=one.first >= 0)
+            one.first = self._rank if one.first < 0 else one.first
 
     def _wait(self, begun: _Begun[Handle], peer: int) -> None:
         try:

@@ -21,7 +21,8 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.multicasts import Multicast, find_multicasts
 from shardroute.executors.messages.rounds import Groups, find_groups
-from shardroute.executors.transports.seam import Deadline
+from shardroute.executors.transports.seam import Computing, Deadline
+from shardroute.executors.transports.summing import LibrarySums
 from shardroute.topologies.errors import RunError
 
 Part = tuple[int, int, int]  # pointer, bytes, peer
@@ -112,10 +113,19 @@ class GroupedTransport:
         self._multicasts: list[Multicast] = []
         if isinstance(pairs, Broadcasting):
             self._plan_broadcasts(pairs)
+        self._sums = LibrarySums(programs, rank, pairs, deadline)
+        for group in self._schedule.numbers:
+            for action in self._schedule.begins[group]:
+                self._schedule.expect_sums(group, int(programs.actions.step[action]), self._sums)
         self._lent: Sequence[Lent] | None = None
+        self._computing: Computing | None = None
         self._on_device = self._has_run = False
         self._graph: int | None = None
         self._captured: object = None
+
+    def compute_by(self, make: Callable[[object], Computing]) -> None:
+        """Compute by what `make` makes of the device."""
+        self._computing = make(self._device)
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
@@ -185,6 +195,8 @@ class GroupedTransport:
 
     def why_not_capturable(self, *, first: bool = False) -> str | None:
         """Why a run can't be captured as a CUDA graph, None if it can; with `first`, why it never can."""
+        if self._computing is not None:
+            return "it computes attention by torch, whose memory for what lies between isn't the graph's"
         if not isinstance(self._device, Capturing):
             return f"{self._device.name}, as its library drives it, captures no graphs here"
         if not self._has_run and not first:
@@ -258,7 +270,8 @@ class GroupedTransport:
         broadcasts: dict[int, tuple[int, int]] = {}
         for action in schedule.begins[group]:
             self._begin_action(action, done)
-            ready.add(action)
+            if int(self._programs.actions.step[action]) not in schedule.computed:  # else messages would wait for attention
+                ready.add(action)
         for message, action in schedule.sends[group]:
             multicast = self._multicast_of.get(message)
             if multicast in broadcasts:
@@ -303,6 +316,11 @@ class GroupedTransport:
             assert isinstance(self._pairs, Broadcasting)
             parts = [(*broadcasts[k], self._multicasts[k].src, self._multicasts[k].ranks) for k in sorted(broadcasts)]
             self._pairs.broadcast(parts, self._wire)
+        for action in schedule.begins[group]:
+            step = int(self._programs.actions.step[action])
+            if step in self._sums:
+                self._sums.put(step, self.memory.at, self._wire)
+                done.sent_of[step] = number
         device.record(self._sent[number], self._wire)
         if scattered:
             device.follow(self._scatter, self._sent[number])
@@ -331,6 +349,8 @@ class GroupedTransport:
         device.record(self._began[action], queue)
         for first, last in self._schedule.local[action]:
             self._gathering.copy(first, last, self.memory.at, queue)
+        if self._computing is not None:
+            self._computing.put(int(actions.step[action]), self.memory, queue)
         device.record(self._here[action], queue)
         done.local_of[int(actions.step[action])] = action
 
@@ -437,6 +457,7 @@ class _Schedule:
         for message in messages.into[messages.in_ptr[rank] : messages.in_ptr[rank + 1]].tolist():
             self.receives[int(groups.of_message[message])].append(message)
             self.into_of[int(messages.step[message])].append(message)
+        self.computed: set[int] = set(programs.calls.step[programs.calls.rank == rank].tolist())
         self.numbers = sorted({*self.begins, *self.sends, *self.receives})
         self._number_of = {group: number for number, group in enumerate(self.numbers)}
         self.local = {action: local_rows(programs, action, rank) for action in self.actions}
@@ -455,15 +476,24 @@ class _Schedule:
             self.scattered_steps[group] = set(messages.step[packed].tolist())
         self.peers = sorted({peer for peers in self.peers_of.values() for peer in peers})
 
+    def expect_sums(self, group: int, step: int, sums: LibrarySums) -> None:
+        """Know that a step is added up with a group, if it is."""
+        if step in sums:
+            self.sent_steps[group].add(step)
+            self.peers_of[group] = sorted({*self.peers_of[group], *sums.peers(step)})
+            self.peers = sorted({*self.peers, *sums.peers(step)})
+
     def latest(self, group: int) -> int:
         """The number here of a group that the rank takes part in, -1 for none."""
         return self._number_of[group] if group >= 0 else -1
 
 
 def local_rows(programs: Programs, action: int, rank: int) -> list[tuple[int, int]]:
-    """The runs of an action's rows that stay on its rank."""
+    """The runs of an action's rows that stay on its rank; none of what a library adds up with other ranks'."""
     first, last = int(programs.actions.block_ptr[action]), int(programs.actions.block_ptr[action + 1])
-    here = np.flatnonzero(programs.blocks.to[first:last] == rank) + first
+    step = int(programs.actions.step[action])
+    adds = (programs.blocks.sums[first:last] > 0) & bool(programs.cells.ptr[step + 1] - programs.cells.ptr[step] > 1)
+    here = np.flatnonzero((programs.blocks.to[first:last] == rank) & ~adds) + first
     if not len(here):
         return []
     cuts = np.flatnonzero(np.diff(here) != 1) + 1

@@ -9,17 +9,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from shardroute.executors.gpus.cuda import CudaDevice, device_ids
 from shardroute.executors.gpus.devices import within
 from shardroute.executors.gpus.gpu_stack import why_no_nccl
 from shardroute.executors.gpus.local_devices import local_device
+from shardroute.executors.interpreting.adding import CODES, HOST_DTYPES
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.launching import hubs
 from shardroute.executors.launching.hubs import Hub
+from shardroute.executors.messages.library_sums import Shape, Summation
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.transports.grouped import Areas, GroupedTransport, Part
 from shardroute.executors.transports.seam import Deadline, Place
+from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import RunError
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ Result = TypeVar("Result")
 
 _ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES of nccl.h
 _UINT8 = 1  # ncclUint8 of nccl.h
+_DTYPES = {CODES["f16"]: 6, CODES["f32"]: 7, CODES["f64"]: 8, CODES["bf16"]: 9}  # ncclDataType_t of nccl.h
+_SUM = 0  # ncclSum of nccl.h
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR of nccl.h
 
 missing = why_no_nccl
@@ -134,11 +141,10 @@ class NcclPairs:
         nccl.comm_abort(self._communicator)
 
 
-class NcclBroadcasts(NcclPairs):
-    """Groups, and broadcasts among some of the ranks. A world splits a communicator off for each set of ranks, once."""
+class NcclSums:
+    """Reductions among some of the ranks. A world splits a communicator off for each set of ranks, once."""
 
     def __init__(self, world: NcclWorld) -> None:
-        super().__init__(world.communicator)
         self._world = world
 
     def prepare(self, ranks: Sequence[tuple[int, ...]]) -> None:
@@ -153,6 +159,53 @@ class NcclBroadcasts(NcclPairs):
             split = partial(nccl.comm_split, world.communicator, color, world.rank, config.ptr)
             made = translated(split, f"a communicator of {len(members)} ranks")
             world.parts[members] = made if color == 0 else None
+
+    def check_parts(self) -> None:
+        """Raise RunError if one of these communicators has failed."""
+        for communicator in self._world.parts.values():
+            if communicator is not None:
+                check_communicator(communicator)
+
+    def abandon_parts(self) -> None:
+        """End what waits among some of the ranks."""
+        from nccl.bindings import nccl
+
+        for communicator in self._world.parts.values():
+            if communicator is not None:
+                nccl.comm_abort(communicator)
+
+    def why_not(self, sums: Sequence[Summation]) -> None:
+        """None: NCCL reduces any run of the dtypes that are added up."""
+
+    def add_up(self, sums: Sequence[Sum], stream: int) -> None:
+        from nccl.bindings import nccl
+
+        def put() -> None:
+            nccl.group_start()
+            try:
+                for each in sums:
+                    communicator, dtype = self._world.parts[each.ranks], _DTYPES[each.code]
+                    n = each.n_bytes // np.dtype(HOST_DTYPES[each.code]).itemsize
+                    match each.shape:
+                        case Shape.ALL:
+                            nccl.all_reduce(each.src, each.dst, n, dtype, _SUM, communicator, stream)
+                        case Shape.SCATTER:
+                            nccl.reduce_scatter(each.src, each.dst, n, dtype, _SUM, communicator, stream)
+                        case Shape.ROOT:
+                            root = each.ranks.index(each.root)
+                            nccl.reduce(each.src, each.dst, n, dtype, _SUM, root, communicator, stream)
+            finally:
+                nccl.group_end()
+
+        translated(put, f"a group of {len(sums)} reductions")
+
+
+class NcclBroadcasts(NcclSums, NcclPairs):
+    """Groups, and broadcasts and reductions among some of the ranks."""
+
+    def __init__(self, world: NcclWorld) -> None:
+        NcclSums.__init__(self, world)
+        NcclPairs.__init__(self, world.communicator)
 
     def broadcast(self, parts: Sequence[tuple[int, int, int, tuple[int, ...]]], stream: int) -> None:
         from nccl.bindings import nccl
@@ -170,9 +223,11 @@ class NcclBroadcasts(NcclPairs):
 
     def check(self) -> None:
         super().check()
-        for communicator in self._world.parts.values():
-            if communicator is not None:
-                check_communicator(communicator)
+        self.check_parts()
+
+    def abandon(self) -> None:
+        self.abandon_parts()
+        super().abandon()
 
 
 def check_communicator(communicator: "nccl.Comm") -> None:

@@ -17,7 +17,7 @@ from shardroute.executors.launching import hubs
 from shardroute.executors.launching.hubs import Hub
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.messages.signals import lay_signals
-from shardroute.executors.transports.nccl import NcclWorld, check_communicator, translated
+from shardroute.executors.transports.nccl import NcclSums, NcclWorld, check_communicator, translated
 from shardroute.executors.transports.nccl import preload as preload
 from shardroute.executors.transports.puts import Heap, Parts, PutTransport
 from shardroute.executors.transports.seam import Deadline, Place
@@ -97,19 +97,20 @@ def _check_support(world: NcclPutWorld, deadline: Deadline) -> None:
         )
 
 
-class NcclPuts:
-    """Puts into the peers' windows; all go by one signal a pair."""
+class NcclPuts(NcclSums):
+    """Puts into the peers' windows; all go by one signal a pair. And NCCL's reductions."""
 
     def __init__(self, world: NcclPutWorld) -> None:
         from nccl.bindings import nccl
 
-        self._nccl, self._communicator, self._world = nccl, world.communicator, world
+        super().__init__(world)
+        self._nccl, self._communicator, self._windows = nccl, world.communicator, world
         self._wait = nccl.WaitSignalDesc()
         self._wait.op_cnt, self._wait.sig_idx, self._wait.ctx = 1, 0, 0
 
     def put(self, peer: int, offset: int, src: int, n_bytes: int, word: int, value: int, stream: int) -> None:
         def put() -> None:
-            self._nccl.put_signal(src, n_bytes, _UINT8, peer, self._world.window, offset, 0, 0, 0, self._communicator, stream)
+            self._nccl.put_signal(src, n_bytes, _UINT8, peer, self._windows.window, offset, 0, 0, 0, self._communicator, stream)
 
         translated(put, f"a put of {n_bytes} bytes to rank {peer}")
 
@@ -125,6 +126,8 @@ class NcclPuts:
 
     def check(self) -> None:
         check_communicator(self._communicator)
+        self.check_parts()
 
     def abandon(self) -> None:
+        self.abandon_parts()
         self._nccl.comm_abort(self._communicator)

@@ -6,6 +6,7 @@ added to, so that a wait is a wait for a value on the stream.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,14 +15,17 @@ from shardroute.executors.gpus.cuda import CudaDevice, device_ids
 from shardroute.executors.gpus.devices import within
 from shardroute.executors.gpus.gpu_stack import why_no_nvshmem
 from shardroute.executors.gpus.local_devices import local_device
+from shardroute.executors.interpreting.adding import CODES, HOST_DTYPES
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.launching import hubs
 from shardroute.executors.launching.hubs import Hub
+from shardroute.executors.messages.library_sums import Shape, Summation, find_summations
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.messages.signals import lay_signals
 from shardroute.executors.transports.puts import Heap, Parts, PutTransport
 from shardroute.executors.transports.seam import Deadline, LateError, Place
+from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 _ID_BYTES: Final = 128  # nvshmemx_uniqueid_t of nvshmem_api_types.h
 _VERSION_1: Final = 1 << 16  # NVSHMEM_INIT_ATTR_V1_IDENTIFIER of nvshmem_types.h, which has the size added
 _WORD: Final = 8
+# NVSHMEM's names, TYPENAMEs of nvshmemx_TYPENAME_sum_reduce_on_stream.
+_DTYPES: Final = {CODES["f16"]: "half", CODES["f32"]: "float", CODES["f64"]: "double", CODES["bf16"]: "bfloat16"}
 
 missing = why_no_nvshmem
 listen = hubs.listen
@@ -58,6 +64,7 @@ class NvshmemWorld:
         self.device = CudaDevice(local_device(self, device_ids(), deadline))
         self.heap = Heap()
         self.peers: list[int] = []
+        self.teams: dict[tuple[int, ...], int] = {}
         self.reaches: NDArray[np.bool_] = np.zeros((size, size), np.bool_)
         self._start(deadline)
 
@@ -67,15 +74,17 @@ class NvshmemWorld:
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> PutTransport:
         if programs.n_ranks != self.size:
             raise InputError(f"transport nvshmem takes plans for all its {self.size} ranks, this one is for {programs.n_ranks}")
-        parts = Parts(programs, messages)
+        shares = [each.n_bytes for each in find_summations(programs) if each.shape is Shape.SCATTER]
+        parts = Parts(programs, messages, max(shares, default=0))
         if parts.n_bytes > self.heap.n_bytes:
             self._grow(parts.n_bytes, deadline)
         signals = lay_signals(programs, messages, self.reaches, by_queue=True)
         words = self._allocate(_WORD * max(len(signals.channel_src), 1), deadline)
         self._clear(words, _WORD * len(signals.channel_src), deadline)
         self.line_up(deadline)  # nobody signals before all words are clear
+        puts = NvshmemPuts(self, words, len(signals.channel_src), parts.common)
         return PutTransport(
-            self.device, NvshmemPuts(self, words, len(signals.channel_src)), self.line_up, programs, messages, arena, self.rank,
+            self.device, puts, self.line_up, programs, messages, arena, self.rank,
             deadline, self.heap, parts, signals, self.reaches,
         )  # fmt: skip
 
@@ -91,6 +100,23 @@ class NvshmemWorld:
     def line_up(self, deadline: Deadline) -> None:
         """Return when all ranks have called it."""
         self._hub.exchange(b"", deadline)
+
+    def split(self, ranks: tuple[int, ...]) -> None:
+        """Make a team of ranks that are evenly apart, once. All ranks call it with the same."""
+        from nvshmem.bindings import nvshmem
+
+        if ranks in self.teams:
+            return
+        if len(ranks) == self.size:
+            self.teams[ranks] = int(nvshmem.Team_id.TEAM_WORLD)
+            return
+        made = ctypes.c_int32(int(nvshmem.Team_id.TEAM_INVALID))
+        world, apart = int(nvshmem.Team_id.TEAM_WORLD), ranks[1] - ranks[0]
+        try:
+            nvshmem.team_split_strided(world, ranks[0], apart, len(ranks), 0, 0, ctypes.addressof(made))
+        except nvshmem.NVSHMEMError as error:
+            raise RunError(f"NVSHMEM made no team of {len(ranks)} ranks: {error}; NVSHMEM_MAX_TEAMS allows more") from error
+        self.teams[ranks] = made.value
 
     def _start(self, deadline: Deadline) -> None:
         from nvshmem.bindings import nvshmem
@@ -153,10 +179,10 @@ class NvshmemWorld:
 class NvshmemPuts:
     """Puts into the peers' heaps; a channel's word lies at the same offset of every heap."""
 
-    def __init__(self, world: NvshmemWorld, words: int, n_words: int) -> None:
+    def __init__(self, world: NvshmemWorld, words: int, n_words: int, common: int) -> None:
         from nvshmem.bindings import nvshmem
 
-        self._nvshmem, self._world, self._words, self._n_words = nvshmem, world, words, n_words
+        self._nvshmem, self._world, self._words, self._n_words, self._common = nvshmem, world, words, n_words, common
         self._set, self._at_least = int(nvshmem.Signal_op.SIGNAL_SET), int(nvshmem.Cmp_type.CMP_GE)
 
     def put(self, peer: int, offset: int, src: int, n_bytes: int, word: int, value: int, stream: int) -> None:
@@ -172,6 +198,34 @@ class NvshmemPuts:
 
     def at_peer(self, peer: int, offset: int) -> int:
         return self._world.peers[peer] + offset
+
+    def why_not(self, sums: Sequence[Summation]) -> str | None:
+        """NVSHMEM adds up what lies at one address of all heaps, among ranks that are evenly apart."""
+        for each in sums:
+            if len(set(np.diff(each.ranks).tolist())) > 1:
+                return f"NVSHMEM's teams are ranks that are evenly apart, and {each.ranks} are not"
+            if not each.is_symmetric:
+                return "NVSHMEM adds up what lies at one address on all its ranks, and theirs differ"
+            if each.shape is Shape.ROOT:
+                return "NVSHMEM scatters sums in equal parts that lie in one run, and these don't"
+        return None
+
+    def prepare(self, ranks: Sequence[tuple[int, ...]]) -> None:
+        self._world.device.use()
+        for members in ranks:
+            self._world.split(members)
+
+    def add_up(self, sums: Sequence[Sum], stream: int) -> None:
+        for each in sums:
+            team, dtype = self._world.teams[each.ranks], _DTYPES[each.code]
+            n = each.n_bytes // np.dtype(HOST_DTYPES[each.code]).itemsize
+            if each.shape is Shape.ALL:
+                getattr(self._nvshmem, f"{dtype}_sum_reduce_on_stream")(team, each.dst, each.src, n, stream)
+                continue
+            # Its destination must be at one address everywhere, which shares of a whole are not.
+            common = self._world.heap.pointer + self._common
+            getattr(self._nvshmem, f"{dtype}_sum_reducescatter_on_stream")(team, common, each.src, n, stream)
+            self._world.device.copy(each.dst, common, each.n_bytes, stream)
 
     def check(self) -> None:
         """Nothing: NVSHMEM ends the process when it fails."""

@@ -21,7 +21,8 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.signals import Signals, Tells
 from shardroute.executors.transports.grouped import local_rows
-from shardroute.executors.transports.seam import Deadline
+from shardroute.executors.transports.seam import Computing, Deadline
+from shardroute.executors.transports.summing import LibrarySums
 from shardroute.planner.layouts.fragments import Ints
 
 _PAGE = 4096  # NCCL's windows begin at such addresses; parts of ours do, too
@@ -47,14 +48,16 @@ class Puts(Streaming, Protocol):
 
 class Parts:
     """How memory that all ranks allocate together is divided on each: its arena, then its windows to pack in and to unpack
-    from."""
+    from, then so many bytes at one place on all.
+    """
 
-    def __init__(self, programs: Programs, messages: Messages) -> None:
+    def __init__(self, programs: Programs, messages: Messages, common_bytes: int = 0) -> None:
         sizes = np.concatenate([programs.arena_bytes[:, None], messages.window_bytes], axis=1)
         ends = np.cumsum(-(-sizes // _PAGE) * _PAGE, axis=1)
         self.out_window: Ints = ends[:, 0]
         self.in_window: Ints = ends[:, 1]
-        self.n_bytes = int(ends[:, 2].max(initial=_PAGE))
+        self.common = int(ends[:, 2].max(initial=_PAGE))
+        self.n_bytes = self.common + -(-common_bytes // _PAGE) * _PAGE
 
 
 @dataclass(slots=True)
@@ -103,10 +106,16 @@ class PutTransport:
         self._per_run: Ints = np.bincount(signals.channel, minlength=len(signals.channel_src))
         self._began, self._here = ({action: device.event() for action in self._actions} for _ in range(2))
         self._passed: dict[int, int] = {row: device.event() for row in self._rows}
+        self._sums, self._adding = LibrarySums(programs, rank, puts, deadline), device.stream()
         self._base, self._moved = device.event(), device.event()
         self._n_runs = 0
         self._lent: Sequence[Lent] | None = None
+        self._computing: Computing | None = None
         self._on_device = False
+
+    def compute_by(self, make: Callable[[object], Computing]) -> None:
+        """Compute by what `make` makes of the device."""
+        self._computing = make(self._device)
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
@@ -129,7 +138,7 @@ class PutTransport:
             self._line_up(self.deadline)  # nobody writes what is still being laid in place
         self._device.record(self._base, self._moves)
         began_s = time.monotonic()
-        for stream in (*self._queues.values(), *self._incoming.values()):  # so that no time is before the base
+        for stream in (*self._queues.values(), *self._incoming.values(), self._adding):  # so that no time is before the base
             self._device.follow(stream, self._base)
         peers = sorted({*self._signals.src[self._rows].tolist(), *self._signals.dst[self._rows].tolist()} - {self._rank})
         within(self.deadline, self._enqueue, peers)
@@ -201,7 +210,16 @@ class PutTransport:
         device.record(self._began[action], queue)
         for first, last in self._local[action]:
             self._gathering.copy(first, last, self.memory.at, queue)
-        device.record(self._here[action], queue)
+        if self._computing is not None:
+            self._computing.put(step, self.memory, queue)
+        if step in self._sums:  # on one stream, since a library takes calls among some ranks in one order
+            device.record(self._here[action], queue)
+            device.follow(self._adding, self._here[action])
+            self._sums.put(step, self.memory.at, self._adding)
+            device.record(self._here[action], self._adding)
+            device.follow(queue, self._here[action])
+        else:
+            device.record(self._here[action], queue)
         done.begun[step] = action
 
     def _follow_needs(self, action: int, queue: int, done: "_Done") -> None:

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.messages.messages import Messages
+
+if TYPE_CHECKING:  # devices imports this module
+    from shardroute.executors.gpus.devices import Memory
 
 Progress = Callable[[float], None]
 Handle = TypeVar("Handle")
@@ -128,6 +131,13 @@ class Transport(Protocol):
         """Return when all ranks have called it."""
 
 
+class Computing(Protocol):
+    """What a rank computes on a device."""
+
+    def put(self, step: int, memory: "Memory", stream: int) -> None:
+        """Put what the rank computes in a step on a stream, if anything; `memory` says where its addresses lie."""
+
+
 @runtime_checkable
 class Enqueuing(Protocol):
     """What stands in for a Transport where a library works on streams: it runs the rank's whole program itself.
@@ -143,6 +153,9 @@ class Enqueuing(Protocol):
 
     def begin(self, trial: int) -> None:
         """As of a Transport."""
+
+    def compute_by(self, make: "Callable[[object], Computing]") -> None:
+        """Compute by what `make` makes of the rank's device, a `devices.Device`."""
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """From the next run on work on these buffers on the device, in place of the arena in host memory; None for that again."""

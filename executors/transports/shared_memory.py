@@ -22,7 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.interpreting.arenas import Strided, strided_form
+from shardroute.executors.interpreting.adding import COPIES, HOST_DTYPES, add_to
+from shardroute.executors.interpreting.arenas import Strided, number_form, strided_form
 from shardroute.executors.interpreting.blocks import LINEAR
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.launching.boards import Board
@@ -65,6 +66,7 @@ class SharedMemoryTransport:
         rows = programs.actions.block_ptr[first : last + 1]
         self._first_action, self._ptr = first, (rows - rows[0]).tolist()
         self._views = _views(shared, programs, rank, np.arange(rows[0], rows[-1]))
+        self._sums = _sums(shared, programs, rank)
 
     def begin(self, trial: int) -> None:
         self._value = trial + 1
@@ -90,6 +92,10 @@ class SharedMemoryTransport:
 
     def post(self, action: int) -> None:
         copy, at = np.copyto, action - self._first_action
+        if action in self._sums:  # pulled by who gets the sum, not put: all ranks are ready, and nobody else writes there
+            for dst, src, code in self._sums[action]:
+                add_to(dst, src, code) if code else copy(dst, src)
+            return
         for dst, src in self._views[self._ptr[at] : self._ptr[at + 1]]:
             copy(dst, src)
 
@@ -163,6 +169,41 @@ def _views(shared: SharedFile, programs: Programs, rank: int, rows: NDArray[np.i
             (np.ndarray(shape, dtype, memory.data, b, dst_strides), np.ndarray(shape, dtype, memory.data, a, src_strides))
         )
     return views
+
+
+def _sums(
+    shared: SharedFile, programs: Programs, rank: int
+) -> dict[int, list[tuple[NDArray[np.generic], NDArray[np.generic], int]]]:
+    """For each action of the rank that adds up: what lands on the rank, where, and as which dtype it is added (COPIES: written),
+    in ascending order of the ranks that bring it.
+    """
+    actions, cells, blocks, memory = programs.actions, programs.cells, programs.blocks, shared.memory
+    if not blocks.sums.any():
+        return {}
+    n_blocks, action_of = np.diff(actions.block_ptr), np.argsort(actions.cell, kind="stable")
+    found: dict[int, list[tuple[NDArray[np.generic], NDArray[np.generic], int]]] = {}
+    for action in range(*actions.ptr[[rank, rank + 1]].tolist()):
+        step = int(actions.step[action])
+        of_step = action_of[cells.ptr[step] : cells.ptr[step + 1]].tolist()
+        if not any(n_blocks[a] and blocks.sums[actions.block_ptr[a]] for a in of_step):
+            continue
+        brings = found.setdefault(action, [])
+        for number, a in enumerate(of_step):  # cells of a step ascend by rank
+            src_at = int(shared.arena_at[cells.rank[cells.ptr[step] + number]])
+            for row in range(*actions.block_ptr[[a, a + 1]].tolist()):
+                if blocks.to[row] != rank:
+                    continue
+                src, dst = src_at + int(blocks.src[row]), int(shared.arena_at[rank] + blocks.dst[row])
+                form, code, n = int(blocks.form[row]), int(blocks.sums[row]), int(blocks.n_bytes[row])
+                if form == LINEAR:
+                    dtype, strides = HOST_DTYPES[code], (np.dtype(HOST_DTYPES[code]).itemsize,)
+                    shape: tuple[int, ...] = (n // strides[0],)
+                    views = [np.ndarray(shape, dtype, memory.data, at, strides) for at in (dst, src)]
+                else:
+                    dtype, shape, a_strides, b_strides = number_form(programs.forms, form, code)
+                    views = [np.ndarray(shape, dtype, memory.data, at, s) for at, s in ((dst, b_strides), (src, a_strides))]
+                brings.append((views[0], views[1], code if number else COPIES))
+    return found
 
 
 def _touch(

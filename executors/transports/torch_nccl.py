@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from shardroute.executors.gpus.devices import Box, along
 from shardroute.executors.gpus.local_devices import local_device
+from shardroute.executors.interpreting.adding import CODES
 from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.messages.library_sums import Shape, Summation
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.reasons import first_line
 from shardroute.executors.transports import gloo
 from shardroute.executors.transports.grouped import Areas, GroupedTransport, Part
 from shardroute.executors.transports.seam import Deadline, Place, World
+from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 Kind = Literal["cuda", "cpu"]
+_DTYPES = {CODES["f16"]: "float16", CODES["f32"]: "float32", CODES["f64"]: "float64", CODES["bf16"]: "bfloat16"}  # torch's names
 
 listen, preload = gloo.listen, gloo.preload
 
@@ -121,6 +125,7 @@ class TorchPairs:
 
     def __init__(self, group: "dist.ProcessGroup | None", device: "TorchDevice", deadline: Deadline) -> None:
         self._group, self._device, self._deadline = group, device, deadline
+        self._sets: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
         import torch.distributed as dist
@@ -139,6 +144,41 @@ class TorchPairs:
                         work.wait(timedelta(seconds=self._deadline.limit_s))
                     else:
                         work.wait()  # which makes the stream wait, not the host
+            except RuntimeError as error:
+                raise RunError(f"torch.distributed failed: {first_line(error)}") from error
+
+    def why_not(self, sums: Sequence[Summation]) -> str | None:
+        """Why torch can't make these calls: its reduction to one rank may write to the others' addends."""
+        if any(each.shape is Shape.ROOT for each in sums):
+            return "torch scatters sums in equal parts that lie in one run, and these don't (transport nccl takes them)"
+        return None
+
+    def prepare(self, ranks: Sequence[tuple[int, ...]]) -> None:
+        import torch.distributed as dist
+
+        backend = "gloo" if self._device.is_host else "nccl"
+        for members in ranks:
+            self._sets[members] = dist.new_group(list(members), backend=backend)
+
+    def add_up(self, sums: Sequence[Sum], stream: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # the name from torch 2.13 on
+        tensors = self._device
+        with tensors.on(stream):
+            try:
+                for each in sums:
+                    dtype, group = getattr(torch, _DTYPES[each.code]), self._sets[each.ranks]
+                    n_brought = each.n_bytes * (len(each.ranks) if each.shape is Shape.SCATTER else 1)
+                    brought, gets = (
+                        tensors.view(*part).view(dtype) for part in ((each.src, n_brought), (each.dst, each.n_bytes))
+                    )
+                    if each.shape is Shape.SCATTER:
+                        scatter(gets, brought, group=group)
+                    else:
+                        gets.copy_(brought, non_blocking=True)
+                        dist.all_reduce(gets, group=group)
             except RuntimeError as error:
                 raise RunError(f"torch.distributed failed: {first_line(error)}") from error
 

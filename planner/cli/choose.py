@@ -1,4 +1,5 @@
-"""`shardroute choose`: what should carry a collective, or each one of an XLA program, and which rule or margin says so."""
+"""`shardroute choose`: what should carry a collective, or each one of an XLA program or a plan, and which rule or margin says
+so."""
 
 import re
 from typing import Annotated
@@ -23,10 +24,13 @@ from shardroute.planner.choice import (
     read_hlo,
     rule_set,
 )
+from shardroute.planner.choice.plan_steps import PlanSteps, plan_steps
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.program import app
+from shardroute.planner.plan_files import load_plan
+from shardroute.planner.plans import Plan
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind, parse_machine
@@ -108,6 +112,9 @@ def choose_command(
     hlo: Annotated[
         str | None, typer.Option("--hlo", help="An XLA text dump (--xla_dump_to): chooses for every collective in it.")
     ] = None,
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="A plan file: chooses for every kind of step that moves bytes in it.")
+    ] = None,
     devices_per_process: Annotated[
         int, typer.Option("--devices-per-process", help="GPUs that one process drives.", min=1)
     ] = 1,
@@ -133,10 +140,21 @@ def choose_command(
         machine=found, calibration=calibration_for(found, calibration), libraries=_libraries(library_version or []), rules=named
     )
     sets = RULE_SETS if named is None else (named,)
+    asked_too = {"--op": op, "--bytes": n_bytes, "--ranks": ranks, "--pairs": pairs, "--devices": devices, "--dtype": dtype}
+    for name, file in (("--hlo", hlo), ("--plan", plan)):
+        if file is not None and (given := [other for other, value in asked_too.items() if value is not None]):
+            raise InputError(f"{name} and {given[0]} don't go together: the file says which collectives there are")
+    if hlo is not None and plan is not None:
+        raise InputError("--hlo and --plan don't go together: each says which collectives there are")
+    if plan is not None:
+        loaded = load_plan(plan)
+        steps = plan_steps(loaded, devices_per_process)
+        build_topology(found, count, loaded.problem.n_ranks)
+        choices = [choose(each, setting, sets) for each in steps.operations]
+        say_costs(found, setting.calibration)
+        _print_steps(plan, loaded, steps, choices, setting, json)
+        return
     if hlo is not None:
-        asked_too = {"--op": op, "--bytes": n_bytes, "--ranks": ranks, "--pairs": pairs, "--devices": devices, "--dtype": dtype}
-        if given := [name for name, value in asked_too.items() if value is not None]:
-            raise InputError(f"--hlo and {given[0]} don't go together: the dump says which collectives there are")
         module = read_hlo(hlo, devices_per_process)
         build_topology(found, count, max((o.n_devices for o in module.operations), default=1))
         choices = [choose(each, setting, sets) for each in module.operations]
@@ -165,7 +183,7 @@ def _asked(
     if pairs is not None and op not in (None, Collective.PERMUTE):
         raise InputError(f"--pairs and --op {op} don't go together: pairs are those of a {Collective.PERMUTE}")
     if n_bytes is None or (pairs is None and (op is None or ranks is None)):
-        raise InputError("choose what for? give --op, --bytes and --ranks, or --pairs and --bytes, or --hlo FILE")
+        raise InputError("choose what for? give --op, --bytes and --ranks, or --pairs and --bytes, or --hlo FILE, or --plan FILE")
     if pairs is not None:
         found = _pairs(pairs)
         n_devices = max(1 + max(max(pair) for pair in found), ranks or 0) if devices is None else devices
@@ -282,6 +300,35 @@ def _print_module(module: HloModule, choices: list[Choice], setting: Setting, js
     )  # fmt: skip
     print_table(
         ["collective", "decided by"],
+        sorted({(_named(choice.operation), choice.decided_by) for choice in choices}),
+        title="\nWhy",
+    )
+    _print_hazards(choices)
+
+
+def _print_steps(path: str, plan: Plan, steps: PlanSteps, choices: list[Choice], setting: Setting, json: bool) -> None:
+    rows = [choice_row(choice) for choice in choices]
+    if json:
+        kinds = [{"count": count, **msgspec.to_builtins(row)} for count, row in zip(steps.counts, rows, strict=True)]
+        print_json({"digest": plan.digest, "n_ranks": plan.problem.n_ranks, "calibration": _costs(setting), "steps": kinds})
+        return
+    print_facts(path, [("ranks", str(plan.problem.n_ranks)), ("strategy", plan.strategy), ("costs from", _costs(setting))])
+    if not rows:
+        return
+    print_table(
+        ["times", "op", "bytes", "ranks", "choice", "predicted", "XLA takes NVSHMEM"],
+        [
+            [
+                str(count), row.op, format_bytes(row.n_bytes), f"{row.n_groups} x {row.group_size}", row.backend,
+                format_seconds(row.predicted_s), _releases(row.rules),
+            ]
+            for count, row in zip(steps.counts, rows, strict=True)
+        ],
+        right=["times", "op", "bytes", "ranks", "choice", "predicted"],
+        title="\nSteps that move bytes, copies that go together as permutes; last, releases of JAX whose rules take NVSHMEM",
+    )  # fmt: skip
+    print_table(
+        ["step", "decided by"],
         sorted({(_named(choice.operation), choice.decided_by) for choice in choices}),
         title="\nWhy",
     )

@@ -22,6 +22,7 @@ from shardroute.planner.routing.auto import choose
 from shardroute.planner.routing.caches import cached_plan
 from shardroute.planner.routing.options import DEFAULT_BACKENDS, STAGING_BYTES, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
+from shardroute.planner.routing.sums import SUMMING
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
 from shardroute.topologies.errors import InputError
@@ -60,8 +61,14 @@ StrategyOption = Annotated[
     typer.Option(
         "--strategy",
         "-s",
-        help="; ".join([*(f"`{s.name}`: {s.summary}" for s in STRATEGIES.values()), f"`{AUTO}`: the fastest by prediction"]),
-        autocompletion=lambda: [*STRATEGIES, AUTO],
+        help="; ".join(
+            [
+                *(f"`{s.name}`: {s.summary}" for s in STRATEGIES.values()),
+                *(f"`{name}`: {summary}" for name, summary in SUMMING.items()),
+                f"`{AUTO}`: the fastest by prediction",
+            ]
+        ),
+        autocompletion=lambda: [*STRATEGIES, *SUMMING, AUTO],
     ),
 ]
 

@@ -52,7 +52,9 @@ def plan_ring_command(
     full: Annotated[
         bool, typer.Option("--full", help="Every token sees every token; default: causal.", rich_help_panel=_CALL)
     ] = False,
-    dtype: Annotated[str, typer.Option("--dtype", help="f32 and f64 can be run on processes.", rich_help_panel=_CALL)] = "bf16",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="When run, NumPy computes f32 and f64, torch all.", rich_help_panel=_CALL)
+    ] = "bf16",
     grad_dtype: Annotated[
         str | None, typer.Option("--grad-dtype", help="Of gradients while they are added up.", rich_help_panel=_CALL)
     ] = None,

@@ -23,6 +23,7 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES
+from shardroute.planner.routing.sums import SUMMING
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import machine_names
@@ -71,14 +72,16 @@ def strategies_command(
     """
     names = [*STRATEGIES] if strategy is None else strategy
     for name in names:
-        if name not in STRATEGIES:
-            raise InputError(f"strategy {name!r} is not known; expected one of {', '.join(STRATEGIES)}")
+        if name not in STRATEGIES and name not in SUMMING:
+            raise InputError(f"strategy {name!r} is not known; expected one of {', '.join([*STRATEGIES, *SUMMING])}")
     if machine is None and asked.model is None and asked.shape is None and asked.from_json is None:
         _list(names, json)
         return
     if machine is None:
         raise InputError("--machine is missing: name one or several machines, such as --machine dgx-h100")
     request = asked.request()
+    if strategy is None and request.problem.summed:
+        names = [*SUMMING]
     options = Options(staging_bytes=staging_bytes(max_staging))
     machines = []
     for text in machine:  # all of them before the first is planned for, which takes a while
@@ -97,9 +100,13 @@ def strategies_command(
 
 def _list(names: Sequence[str], json: bool) -> None:
     if json:
-        print_json([{"name": name, "summary": STRATEGIES[name].summary} for name in names])
+        print_json([{"name": name, "summary": _summary(name)} for name in names])
         return
-    print_table(["strategy", ""], [[name, STRATEGIES[name].summary] for name in names], title="Strategies")
+    print_table(["strategy", ""], [[name, _summary(name)] for name in names], title="Strategies")
+
+
+def _summary(name: str) -> str:
+    return SUMMING[name] if name in SUMMING else STRATEGIES[name].summary
 
 
 def _contest(problem: Problem, topology: Topology, costs: Calibration, names: Sequence[str], options: Options) -> Contest:

@@ -102,7 +102,7 @@ class Asked:
         str | None,
         typer.Option(
             "--from-placements",
-            help="One an axis: S0 (shard dim 0), R (replicate), SS0:4 (strided shard, split factor 4)",
+            help="One an axis: S0 (shard dim 0), R (replicate), SS0:4 (strided shard, split factor 4), P (addends of a sum)",
             rich_help_panel=_TENSOR,
         ),
     ] = None

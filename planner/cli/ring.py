@@ -46,6 +46,7 @@ class StepRow(msgspec.Struct, frozen=True):
     fsdp: int
     strategy: str
     ulysses: int
+    head_stride: int | None
     backend: str
     step_s: float
     tflops_per_gpu: float
@@ -66,8 +67,9 @@ def step_row(prediction: StepPrediction) -> StepRow:
     layout, memory = prediction.layout, prediction.memory
     return StepRow(
         cp=layout.cp, tp=layout.tp, fsdp=layout.fsdp, strategy=layout.scheme if layout.cp > 1 else "none",
-        ulysses=layout.ulysses, backend=layout.carrier, step_s=prediction.step_s, tflops_per_gpu=prediction.tflops_per_gpu,
-        compute_s=prediction.compute_s, exposed_comm_s=prediction.exposed_s, hop_s=prediction.hop_s, hop_sms=prediction.n_sms,
+        ulysses=layout.ulysses, head_stride=layout.head_stride, backend=layout.carrier, step_s=prediction.step_s,
+        tflops_per_gpu=prediction.tflops_per_gpu, compute_s=prediction.compute_s, exposed_comm_s=prediction.exposed_s,
+        hop_s=prediction.hop_s, hop_sms=prediction.n_sms,
         kv_bytes=memory.kv, activation_bytes=memory.activations, weight_bytes=memory.weights, optimizer_bytes=memory.optimizer,
         memory_bytes=memory.total, fits=memory.fits,
     )  # fmt: skip
@@ -86,10 +88,17 @@ def ring_command(
     fsdp: Annotated[int | None, typer.Option("--fsdp", help="Data-parallel ranks, which share the weights.", min=1)] = None,
     strategy: Annotated[
         Scheme | None,
-        typer.Option("--strategy", help="How ranks get the others' keys and values. Default: ring with --cp, else all."),
+        typer.Option(
+            "--strategy",
+            help="How ranks get the others' keys and values; by pass-q queries travel. Default: ring with --cp, else all.",
+        ),
     ] = None,
     ulysses: Annotated[
         int | None, typer.Option("--ulysses", help="Ranks that exchange heads, in a hybrid; rings go across.", min=1)
+    ] = None,
+    head_stride: Annotated[
+        int | None,
+        typer.Option("--head-stride", help="KV heads that an all-gather takes at a time; searched unless given.", min=1),
     ] = None,
     backend: Annotated[_Backend | None, typer.Option("--backend", help="What carries the ring's hops. Default: all.")] = None,
     batch: Annotated[float, typer.Option("--batch", help="Sequences a GPU; 0.25 is one on 4 GPUs.")] = 1,
@@ -118,7 +127,8 @@ def ring_command(
     scheme = strategy
     if strategy is None and cp is not None:
         scheme = Scheme.HYBRID if ulysses is not None and 1 < ulysses < cp else Scheme.RING
-    wanted = Wanted(cp, tp, fsdp, scheme, ulysses, None if backend is None else Carrier(backend))
+        scheme = scheme if head_stride is None else Scheme.ALL_GATHER
+    wanted = Wanted(cp, tp, fsdp, scheme, ulysses, head_stride, None if backend is None else Carrier(backend))
     asked = StepLayout(seq=seq, cp=1, batch=batch, recompute=recompute, overlapped=overlap)
     costs = calibration_for(found, calibration)
     net = network(found, costs, n_gpus)
@@ -146,7 +156,7 @@ def ring_command(
             ("costs from", f"{costs.library} on {costs.machine}"),
         ],
     )
-    _print_rows([step_row(p) for p in [best, *others[: _SHOWN - 1]]])
+    _print_rows(_told_apart([step_row(p) for p in [best, *others]])[:_SHOWN])
 
 
 def _n_gpus(gpus: int | None, cp: int | None, tp: int | None, fsdp: int | None) -> int:
@@ -162,9 +172,19 @@ def _best_text(best: StepPrediction) -> str:
     name = f"cp {row.cp} x tp {row.tp} x fsdp {row.fsdp}, {row.strategy}"
     if row.ulysses > 1:
         name += f" (ulysses {row.ulysses})"
+    if row.head_stride is not None:
+        name += f" (head stride {row.head_stride})"
     if not row.fits:
         return f"none fits; nearest in time is {name}, which needs {format_bytes(int(row.memory_bytes))} a GPU: lower --batch"
     return f"{name}, {row.backend}: {format_seconds(row.step_s)} a step, {row.tflops_per_gpu:.1f} TFLOP/s a GPU"
+
+
+def _told_apart(rows: list[StepRow]) -> list[StepRow]:
+    """Without those that differ from a better one by their head stride only, unless it decides whether they fit."""
+    found: dict[object, StepRow] = {}
+    for row in rows:
+        found.setdefault((row.cp, row.tp, row.fsdp, row.strategy, row.ulysses, row.backend, row.fits), row)
+    return list(found.values())
 
 
 def _print_rows(rows: list[StepRow]) -> None:
@@ -184,8 +204,10 @@ def _print_rows(rows: list[StepRow]) -> None:
 
 def _attention_text(row: StepRow) -> str:
     match row.strategy:
-        case Scheme.RING:
-            return f"ring {row.backend}"
+        case Scheme.RING | Scheme.PASS_Q:
+            return f"{row.strategy} {row.backend}"
+        case Scheme.ALL_GATHER if row.head_stride is not None:
+            return f"all-gather by {row.head_stride}"
         case Scheme.HYBRID:
             return f"hybrid {row.ulysses} {row.backend}"
         case other:

@@ -3,13 +3,14 @@
 A strategy is not tried where it can't win, or where planning and predicting it would take longer than all else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, backend_for, pieces_of
+from shardroute.planner.routing.sums import SUMMING, plan_sums
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
@@ -38,6 +39,8 @@ class Choice:
 def choose(problem: Problem, topology: Topology, calibration: Calibration, options: Options | None = None) -> Choice:
     """The fastest plan by prediction among the strategies that suit the problem's size."""
     options = Options() if options is None else options
+    if problem.summed:
+        return _fastest({way: plan_sums(problem, topology, way, options) for way in SUMMING}, calibration, ())
     whole, backend = pieces_of(problem), backend_for(problem, topology)
     n_pairs = sum(len(needers) for pieces in whole for needers in pieces.needers)
     tried: list[str] = ["greedy"]
@@ -53,9 +56,14 @@ def choose(problem: Problem, topology: Topology, calibration: Calibration, optio
     if n_pairs <= DIRECT_PAIRS:
         tried.append("direct")
     plans = {strategy: STRATEGIES[strategy].plan(problem, whole, topology, backend, options) for strategy in tried}
+    return _fastest(plans, calibration, left_out)
+
+
+def _fastest(plans: Mapping[str, Plan], calibration: Calibration, left_out: Sequence[str]) -> Choice:
+    """The fastest of the plans, the first of equals."""
     predictions = {strategy: predict(plan, calibration) for strategy, plan in plans.items()}
     seconds = {strategy: prediction.predicted_s for strategy, prediction in predictions.items()}
-    best = min(tried, key=lambda strategy: (seconds[strategy], tried.index(strategy)))
+    best = min(seconds, key=lambda strategy: seconds[strategy])
     return Choice(plans[best], predictions[best], tuple(seconds.items()), _reason(best, seconds, left_out))
 
 

@@ -24,7 +24,7 @@ from shardroute.topologies.files import cannot_write
 from shardroute.topologies.topologies import Topology, topology_to_dict
 
 # Part of every key: raise it when a strategy or the meaning of a plan changes, so that older files are not taken.
-VERSION = 2
+VERSION = 3
 
 
 def plan_key(
@@ -36,7 +36,7 @@ def plan_key(
         sha.update(msgspec.json.encode(calibration_to_dict(calibration)))
     about = {"version": VERSION, "strategy": strategy, "options": asdict(options), "topology": topology_to_dict(topology)}
     sha.update(msgspec.json.encode(about))
-    sha.update(msgspec.json.encode([problem.n_ranks, [(t.name, t.shape, t.dtype) for t in problem.tensors]]))
+    sha.update(msgspec.json.encode([problem.n_ranks, [(t.name, t.shape, t.dtype) for t in problem.tensors], problem.summed]))
     for layout in (problem.source, problem.target):
         seen: dict[Fragments, int] = {}
         for fragments, names in zip(layout.fragments, layout.buffers, strict=True):

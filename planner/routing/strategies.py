@@ -10,6 +10,7 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.routing import gather_broadcast, greedy, hybrid, m2n_pack, optimal
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.rules import Rule, plan_by_rule
+from shardroute.planner.routing.sums import SUMMING, plan_sums
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
@@ -82,6 +83,9 @@ def pieces_of(problem: Problem) -> tuple[Pieces, ...]:
     """
     if problem.n_ranks > MOST_RANKS:
         raise InputError(f"the layouts use {problem.n_ranks:,} ranks; plans are made for up to {MOST_RANKS:,}")
+    if problem.summed:
+        ways = " or ".join(SUMMING)
+        raise InfeasibleError(f"the source is partial, and its addends are no copies of each other; plan with {ways}")
     found = []
     for cls in problem.classes:
         try:
@@ -98,14 +102,23 @@ def make_plan(
     """The plan of `strategy` for the problem on the topology (rank i on GPU i).
 
     `message_bytes` bounds pieces and bundles; None chooses it by size. It goes before that of `options`. Raises InputError for an
-    unknown strategy or too few GPUs, InfeasibleError when no source rank holds something that is needed.
+    unknown strategy or too few GPUs, InfeasibleError when no source rank holds something that is needed. A problem of addends
+    takes the strategies of `sums`.
     """
+    if problem.summed:
+        return plan_sums(problem, topology, strategy, with_message_bytes(options, message_bytes))
+    if strategy in SUMMING:
+        raise InputError(f"strategy {strategy} adds up, and nothing of the source is partial (placement P)")
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r} is not known; expected one of {', '.join(STRATEGIES)}")
-    options = Options() if options is None else options
-    if message_bytes is not None:
-        options = replace(options, message_bytes=message_bytes)
+    options = with_message_bytes(options, message_bytes)
     return STRATEGIES[strategy].plan(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+
+
+def with_message_bytes(options: Options | None, message_bytes: int | None) -> Options:
+    """The options, or none that were set, with another size of messages unless that is None."""
+    options = Options() if options is None else options
+    return options if message_bytes is None else replace(options, message_bytes=message_bytes)
 
 
 def make_solution(problem: Problem, topology: Topology, options: Options | None = None) -> optimal.Solution:
@@ -118,6 +131,6 @@ def backend_for(problem: Problem, topology: Topology) -> Backend:
     """The library that is meant to carry the problem's steps on the topology; InputError where it has too few GPUs."""
     if problem.n_ranks > topology.n_gpus:
         raise InputError(
-            f"the layouts use {problem.n_ranks} GPUs, but {topology.machine.name} x {topology.n_units} has {topology.n_gpus}"
+            f"the layouts use {problem.n_ranks} GPUs, but {topology.title} has {topology.n_gpus}"
         )
     return Backend.PROCESSES if topology.machine.kind is MachineKind.CPU else Backend.NCCL

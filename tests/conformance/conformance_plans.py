@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from hand_plans import HandPlan, column_shards, gathered, lane_ordered, relay_chain, row_shards, rows_to_columns
 
+from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
@@ -18,6 +19,7 @@ from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import build_topology
 
 N_RANKS: Final = 8  # of every case, so that one world runs them all
+LARGE_MIB = 18  # of a piece that is larger than `messages.WINDOW_BYTES`; less where that has been set to less
 
 
 def through_all_places() -> Plan:
@@ -90,16 +92,17 @@ def far_into_memory() -> Plan:
 
 
 def large_pieces() -> Plan:
-    """18 MiB in one run, and 18 MiB each way in rows of 4 KiB: more than a window for packing holds otherwise."""
-    hand = HandPlan()
-    long, wide = (1, 9 * 2**20), (9 * 2**10, 4096)
+    """Some MiB in one run, and as many each way in rows of 4 KiB: more than a window for packing holds otherwise."""
+    hand, half = HandPlan(), LARGE_MIB // 2
+    long, wide = (1, half * 2**20), (half * 2**10, 4096)
     t = hand.tensor(long, row_shards(long, [0]), row_shards(long, [1]))
     hand.copy(hand.bundle((t, [(0, 1), (0, long[1])])), 0, 1)
+    rows = wide[0] // 2
     u = hand.tensor(wide, column_shards(wide, [0, 1]), row_shards(wide, [0, 1]))
     for src in (0, 1):
-        piece = hand.bundle((u, [((1 - src) * 4608, (2 - src) * 4608), (src * 2048, (src + 1) * 2048)]))
+        piece = hand.bundle((u, [((1 - src) * rows, (2 - src) * rows), (src * 2048, (src + 1) * 2048)]))
         hand.copy(piece, src, 1 - src)
-        stays = hand.bundle((u, [(src * 4608, (src + 1) * 4608), (src * 2048, (src + 1) * 2048)]))
+        stays = hand.bundle((u, [(src * rows, (src + 1) * rows), (src * 2048, (src + 1) * 2048)]))
         hand.copy(stays, src, src, lane=Lane.LOCAL)
     return hand.build(N_RANKS)
 
@@ -127,6 +130,12 @@ def planned(strategy: str) -> Plan:
     shape = (64, 96)
     target = place(shape, Mesh.of({"r": 2, "t": 2}, [4, 5, 6, 7]), [Replicate(), Shard(1)])
     return _planned(strategy, one_tensor(shape, "bf16", place(shape, mesh, [Shard(0), Replicate()]), target), message_bytes=256)
+
+
+def summed(axes: str, source: str, target: str, strategy: str, dtype: str = "f32", n_rows: int = 64) -> Plan:
+    """Addends of ranks on a mesh added up, in steps of at most 8 kB where whole tensors are."""
+    problem = tensor_problem(f"{n_rows},96", dtype, axes, source, axes, target)
+    return _planned(strategy, problem, message_bytes=None if "S" in target else 2**13)
 
 
 def _planned(strategy: str, problem, message_bytes: int | None = None) -> Plan:
@@ -158,6 +167,10 @@ _CASES: Final[Mapping[str, Callable[[], Plan]]] = {
     "gather-broadcast": partial(planned, "gather-broadcast"),
     "greedy": partial(planned, "greedy"),
     "a barrier a tensor": partial(planned, "m2n-pack"),
+    "all-reduce in one shot": partial(summed, "dp=8", "P", "R", "one-shot"),
+    "all-reduce in two shots": partial(summed, "dp=8", "P", "R", "two-shot", "bf16"),
+    "all-reduces among some of the ranks": partial(summed, "dp=2,tp=4", "P,S1", "R,S1", "one-shot", "bf16"),
+    "reduce-scatter": partial(summed, "dp=4,tp=2", "P,S1", "S0,S1", "one-shot"),
 }
 CASES: Final[Mapping[str, Callable[[], Plan]]] = {
     name: (lambda make=make: _idle(make())) for name, make in _CASES.items()

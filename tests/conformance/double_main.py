@@ -10,6 +10,8 @@ import sys
 import traceback
 from pathlib import Path
 
+import conformance_plans
+from gpu_doubles import LARGE_MIB, N_TRIALS
 from rank_main import run_cases
 
 from shardroute.executors.messages import messages
@@ -20,6 +22,7 @@ from shardroute.executors.transports.seam import Place
 TWIN = "torch-cpu"
 # Small windows and messages, so that places in windows are given again and rounds are cut into groups.
 messages.WINDOW_BYTES, messages.PACKED_BYTES = 2**19, 2**18
+conformance_plans.LARGE_MIB = LARGE_MIB
 libraries.LIBRARIES = {**libraries.LIBRARIES, TWIN: "torch_twin"}
 
 
@@ -32,7 +35,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                found: object = run_cases(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, at_once=True)
+                found: object = run_cases(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, N_TRIALS)
             except BaseException:
                 found = traceback.format_exc()
             (folder / f"{rank}.json").write_text(json.dumps(found))

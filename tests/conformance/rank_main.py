@@ -28,14 +28,15 @@ LEAVES_S = 0.5  # a rank that never comes is there so long, then leaves
 HOLDS_UP_S = 1.0
 
 
-def run_cases(transport: str, place: Place, timeout_s: float, *, at_once: bool = False) -> dict[str, object]:
-    """All cases over one world, each run three times, and what they came to on rank 0; then two plans at once, on every rank."""
+def run_cases(transport: str, place: Place, timeout_s: float, n_trials: int = 3) -> dict[str, object]:
+    """All cases over one world, each run several times, and what they came to on rank 0; then two plans at once on every rank."""
     world = load_library(transport).connect(place, Deadline.after(timeout_s))
     found: dict[str, object] = {}
     for name, make in CASES.items():
         plan, deadline = make(), Deadline.after(timeout_s)
         programs, buffers = compile_plan(plan)
-        trials = run_launched(world, plan, programs, lay_messages(plan, programs, buffers), n_trials=3, deadline=deadline)
+        messages = lay_messages(plan, programs, buffers, library_sums=transport not in ("gloo", "mpi"))
+        trials = run_launched(world, plan, programs, messages, n_trials=n_trials, deadline=deadline)
         if trials:
             found[name] = {
                 "n_trials": len(trials),
@@ -44,8 +45,7 @@ def run_cases(transport: str, place: Place, timeout_s: float, *, at_once: bool =
                 "start_s": (trials[0].start_s - trials[0].began_s).tolist(),
                 "end_s": (trials[0].end_s - trials[0].began_s).tolist(),
             }
-    if at_once:
-        found["two plans at once"] = two_at_once(world)
+    found["two plans at once"] = two_at_once(world)
     world.close()
     return found
 
@@ -88,7 +88,7 @@ def run(folder: Path, place: Place) -> None:
     transport, timeout_s = request["transport"], request["timeout_s"]
     try:
         if request["cases"]:
-            found: object = run_cases(transport, place, timeout_s, at_once=True)
+            found: object = run_cases(transport, place, timeout_s)
         else:
             found = run_one(folder, transport, place, timeout_s, request["stall"])
     except Exception:

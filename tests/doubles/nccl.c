@@ -90,19 +90,24 @@ static int move_bytes(int writes, int process, void *here, uint64_t there, size_
 static int line_up(Comm *c, volatile int *arrived, volatile int *turn) {
   int now = *turn;
   double until = now_s() + timeout_s();
+  int n_looks = 0;
   if (__sync_add_and_fetch(arrived, 1) == c->n) { *arrived = 0; __sync_synchronize(); *turn = now + 1; return SUCCESS; }
   while (*turn == now) {
     if (c->aborted) return INTERNAL_ERROR;
     if (now_s() > until) return fail(c, REMOTE_ERROR, "rank %d of %d waited for the others of a collective call", c->rank, c->n);
-    usleep(50);
+    usleep(++n_looks > 200 ? 500 : 50);
   }
   return SUCCESS;
 }
 
+static float bf16(uint16_t bits) { union { uint32_t u; float f; } x = {.u = (uint32_t)bits << 16}; return x.f; }
+static uint16_t to_bf16(float f) { union { float f; uint32_t u; } x = {.f = f}; return (uint16_t)((x.u + 0x7FFF + ((x.u >> 16) & 1)) >> 16); }
 static void add(void *into, const void *from, size_t n, int type) {
   for (size_t i = 0; i < n; i++) switch (type) {
     case 7: ((float *)into)[i] += ((const float *)from)[i]; break;
     case 8: ((double *)into)[i] += ((const double *)from)[i]; break;
+    case 6: ((_Float16 *)into)[i] += ((const _Float16 *)from)[i]; break;
+    case 9: ((uint16_t *)into)[i] = to_bf16(bf16(((uint16_t *)into)[i]) + bf16(((const uint16_t *)from)[i])); break;
     case 2: case 3: ((int32_t *)into)[i] += ((const int32_t *)from)[i]; break;
     default: ((uint8_t *)into)[i] += ((const uint8_t *)from)[i];
   }
@@ -206,7 +211,7 @@ static void run_group(void *given) {
       if (o->kind == RECEIVE) receives[o->peer] = 1;
     }
     if (moved) n_looks = 0;
-    else if (++n_looks > 20) usleep(50);
+    else if (++n_looks > 20) usleep(n_looks > 200 ? 500 : 50);
     if (now_s() > until) {
       fail(g->ops[0].comm, REMOTE_ERROR, "rank %d: %d operations of a group made no progress", g->ops[0].comm->rank, left);
       goto end;

@@ -1,0 +1,152 @@
+"""`shardroute emulate`, and the part of `shardroute validate` that runs plans."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec import to_builtins
+
+from shardroute.executors.emulation.emulate import check_repeats, emulate
+from shardroute.executors.emulation.machines import (
+    NIC_BPS,
+    NVLINK_BPS,
+    check_emulated,
+    check_machine_path,
+    emulated_machine,
+    save_machine,
+)
+from shardroute.executors.emulation.namespaces import Namespaces
+from shardroute.executors.emulation.ping_pong import calibrate_emulated
+from shardroute.executors.emulation.report import print_emulated
+from shardroute.executors.run import DEFAULT_TIMEOUT_S
+from shardroute.planner.check import check
+from shardroute.planner.cli import app
+from shardroute.planner.cli.calibrate import figure_text
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
+from shardroute.planner.cli.predict import print_comparison
+from shardroute.planner.cli.validate import EMULATION
+from shardroute.planner.compare import compare
+from shardroute.planner.plan_files import load_plan
+from shardroute.planner.simulator.refit import predict
+from shardroute.planner.timelines import save_timeline
+from shardroute.topologies.calibrations import (
+    Calibration,
+    calibration_to_dict,
+    check_calibration_path,
+    load_calibration,
+    save_calibration,
+)
+from shardroute.topologies.errors import InputError, RunError
+from shardroute.topologies.files import check_writable
+from shardroute.topologies.topologies import Topology, build_topology
+from shardroute.topologies.units import format_bandwidth, parse_bandwidth
+
+EMULATION.append(print_emulated)
+
+_CLUSTER, _PLAN = "A cluster of your own (without PLAN)", "Running a plan"
+_MACHINE_FILE, _CALIBRATION_FILE = "emulated.toml", "emulated-calibration.toml"
+
+
+@app.command("emulate", rich_help_panel="Run and measure")
+def emulate_command(
+    plan: Annotated[
+        str | None, typer.Argument(metavar="PLAN", help="A plan file to run; without one, the links are only measured.")
+    ] = None,
+    domains: Annotated[int, typer.Option("--domains", help="NVLink domains.", rich_help_panel=_CLUSTER)] = 4,
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of a domain.", rich_help_panel=_CLUSTER)] = 4,
+    nvlink: Annotated[
+        str, typer.Option("--nvlink", help="Rate of a GPU's NVLink, one way.", rich_help_panel=_CLUSTER)
+    ] = format_bandwidth(NVLINK_BPS),
+    nic: Annotated[str, typer.Option("--nic", help="Rate of a GPU's NIC, one way.", rich_help_panel=_CLUSTER)] = (
+        format_bandwidth(NIC_BPS)
+    ),
+    write: Annotated[
+        str | None,
+        typer.Option(
+            "--write", metavar="FOLDER", rich_help_panel=_CLUSTER,
+            help=f"Write the machine ({_MACHINE_FILE}) and what was measured ({_CALIBRATION_FILE}) to this folder.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", help="Predict with this file, instead of by ping-pong first.", rich_help_panel=_PLAN),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Run this often and report the median.", rich_help_panel=_PLAN)
+    ] = 1,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.", rich_help_panel=_PLAN),
+    ] = None,
+    namespaces: Annotated[
+        bool, typer.Option("--namespaces", help="Let the kernel keep to the rates, in network namespaces: needs root.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that each run may take.")] = DEFAULT_TIMEOUT_S,
+    json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Emulate a cluster on this machine: a process a GPU, and between them links of given rates, measured by ping-pong.
+
+    \b
+    What its links reach, and files to plan with:
+      shardroute emulate --write emu
+      shardroute plan --machine "emu/emulated.toml x 4" --calibration \\
+        emu/emulated-calibration.toml --message-size 32KiB ... -o e.plan
+
+    \b
+    A plan on it, predicted and measured:
+      shardroute emulate e.plan
+    """
+    if plan is not None:
+        if write is not None:
+            raise InputError("--write goes without PLAN, whose machine is known; leave one of them out")
+        check_repeats(repeats)
+        _run(plan, calibration, repeats, output, timeout, namespaces=namespaces, json=json)
+        return
+    if calibration is not None or output is not None:
+        raise InputError("--calibration and --output go with PLAN; without one, --write FOLDER keeps what is measured")
+    machine = emulated_machine(gpus, parse_bandwidth(nvlink), parse_bandwidth(nic))
+    if write is not None:
+        check_machine_path(str(Path(write) / _MACHINE_FILE))
+        check_calibration_path(Path(write) / _CALIBRATION_FILE)
+    found = _measure(build_topology(machine, domains), timeout, namespaces=namespaces)
+    if write is not None:
+        save_machine(machine, str(Path(write) / _MACHINE_FILE))
+        save_calibration(found, Path(write) / _CALIBRATION_FILE)
+    if json:
+        print_json(calibration_to_dict(found))
+        return
+    print_facts(f"{domains} x {machine.title}", [(figure.key, figure_text(figure)) for figure in found.figures])
+    print_facts(found.figures[-1].source, [] if write is None else [("written to", write)])
+
+
+def _measure(topology: Topology, timeout_s: float, *, namespaces: bool) -> Calibration:
+    with progress("ping-pong") as done, Namespaces(topology) if namespaces else nullcontext() as links:
+        return calibrate_emulated(topology, links, timeout_s=timeout_s, progress=done)
+
+
+def _run(
+    path: str, calibration: str | None, repeats: int, output: str | None, timeout_s: float, *, namespaces: bool, json: bool
+) -> None:
+    plan = load_plan(path)
+    check_emulated(plan.topology)
+    if output is not None:
+        check_writable(output, "the timeline")
+    given = None if calibration is None else load_calibration(calibration)
+    with progress("checking"):
+        check(plan)
+    with Namespaces(plan.topology) if namespaces else nullcontext() as links:
+        if given is None:
+            with progress("ping-pong") as done:
+                given = calibrate_emulated(plan.topology, links, timeout_s=timeout_s, progress=done)
+        with progress(f"emulating {plan.problem.n_ranks} ranks") as done:
+            found = emulate(plan, links=links, timeout_s=timeout_s, repeats=repeats, progress=done)
+    comparison = compare(predict(plan, given).timeline, found.timeline)
+    if output is not None:
+        save_timeline(found.timeline, output)
+    if json:
+        print_json({**to_builtins(comparison), "trials_s": list(found.trials_s)})
+    else:
+        print_comparison(comparison)
+    if found.mismatches:
+        raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in found.mismatches[:4]))

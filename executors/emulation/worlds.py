@@ -1,0 +1,167 @@
+"""The ranks of an emulated cluster, found and joined: control goes over a hub that knows no rates, bytes of plans over channels.
+
+Where the ranks keep to the rates themselves, channels are sockets of this host. Where the kernel does, each rank works in a
+network namespace of its own (see `namespaces`), and channels are TCP connections between these.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from typing import Final
+
+import numpy as np
+
+from shardroute.executors.emulation.namespaces import address_of, enter
+from shardroute.executors.emulation.ports import Port
+from shardroute.executors.emulation.transport import EmulatedTransport
+from shardroute.executors.emulation.wirings import Wiring, channels_of
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.launching import hubs
+from shardroute.executors.messages.messages import Messages
+from shardroute.executors.transports.seam import Deadline, LateError, Place
+from shardroute.topologies.errors import RunError
+
+_HELLO: Final = struct.Struct("<ii")  # sender, what for
+# What a port moves at a time: as much as takes it 4 ms, in whole pages. With 16 NICs busy that is 4,000 chunks a second, each of
+# which takes some 0.1 ms of CPU time to send and to receive (profiled on a 2-core Xeon); a message of `cases` has four.
+_TURN_S: Final = 0.004
+_PAGE: Final = 4096
+_MOST_QUANTUM: Final = 2**16
+# Bytes that a socket holds between the two ports, in turns: less, and a port idles whenever the other end is late; more, and a
+# sender gets ahead of a receiver that is shared.
+_TURNS_BETWEEN: Final = 2
+# Bytes that a TCP receiver announces room for, where the kernel keeps to the rates: far more than a link has under way (4 kB in a
+# fifth of a millisecond at NVLink's rate in `machines`), so few that what waits at a switch stays short.
+_TCP_ROOM: Final = 2**16
+
+
+class EmulatedLibrary:
+    """What the ranks of an emulated cluster are forked with; a `Library` for `ranks`."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+
+    def missing(self) -> str | None:
+        """Nothing: `emulate` has looked before ranks are forked."""
+        return None
+
+    def preload(self) -> None:
+        """Nothing is left to import."""
+
+    def listen(self) -> tuple[str, socket.socket]:
+        """Where ranks meet, see `hubs`."""
+        return hubs.listen()
+
+    def connect(self, place: Place, deadline: Deadline) -> "EmulatedWorld":
+        """Find the other ranks."""
+        with contextlib.suppress(OSError):  # only root may
+            # Hardware doesn't wait for other programs: on a machine with four others a core, times come out as on an idle one.
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+        hub = hubs.meet(place, deadline)
+        if self._wiring.namespace[place.rank] >= 0:
+            enter(int(self._wiring.namespace[place.rank]))
+        return EmulatedWorld(place.rank, place.size, hub, self._wiring)
+
+    def join(self, group: object) -> None:
+        """No program outside of a run is part of an emulated cluster."""
+        return None
+
+
+class EmulatedWorld:
+    """A World of the seam."""
+
+    def __init__(self, rank: int, size: int, hub: hubs.Hub, wiring: Wiring) -> None:
+        self.rank, self.size, self.key = rank, size, 0
+        self._hub, self._wiring = hub, wiring
+        self._transport: EmulatedTransport | None = None
+
+    def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
+        return self._hub.exchange(payload, deadline)
+
+    def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> EmulatedTransport:
+        """All ranks make their channels at once: each listens, tells where, connects to whom it sends, and accepts."""
+        wiring, rank = self._wiring, self.rank
+        ports = _ports(wiring, rank)
+        transport = self._transport = EmulatedTransport(programs, wiring, arena, rank, deadline, self._line_up, ports)
+        channels = channels_of(wiring, programs)
+        n_into = sum(dst == rank for _, dst, _ in channels)
+        namespaced = int(wiring.namespace[rank]) >= 0
+        with _listener(rank, namespaced, n_into) as listener:
+            name = listener.getsockname()
+            told = name.hex() if isinstance(name, bytes) else list(name)
+            where = [json.loads(each) for each in self.exchange(json.dumps(told).encode(), deadline)]
+            try:
+                for src, dst, use in channels:
+                    if src == rank:
+                        at = bytes.fromhex(where[dst]) if isinstance(where[dst], str) else tuple(where[dst])
+                        connection = _connect(at, namespaced, deadline, _between(wiring, rank, dst))
+                        connection.sendall(_HELLO.pack(rank, use))
+                        transport.add_sending(connection, dst, use)
+                for _ in range(n_into):
+                    listener.settimeout(deadline.limit_s)
+                    connection, _ = listener.accept()
+                    connection.settimeout(deadline.limit_s)
+                    source, use = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+                    transport.add_receiving(connection, source, use)
+            except TimeoutError:
+                raise LateError() from None
+            except OSError as error:
+                raise RunError(f"rank {rank} couldn't make its channels: {error.strerror}") from error
+        return transport
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._hub.close()
+
+    def abandon(self) -> None:
+        self.close()
+
+    def _line_up(self, deadline: Deadline) -> None:
+        self._hub.exchange(b"", deadline)
+
+
+def _ports(wiring: Wiring, rank: int) -> list[Port]:
+    """NVLink out and in, NIC out and in."""
+    found = []
+    for rate_Bps in (float(wiring.nvlink_Bps[rank]), float(wiring.nic_Bps[rank])):
+        kept = float("inf") if wiring.namespace[rank] >= 0 else rate_Bps
+        found += [Port(kept, quantum_bytes(rate_Bps), outgoing=outgoing) for outgoing in (True, False)]
+    return found
+
+
+def quantum_bytes(rate_Bps: float) -> int:
+    """What a port of this rate moves at a time."""
+    return int(np.clip(rate_Bps * _TURN_S // _PAGE, 1, _MOST_QUANTUM // _PAGE)) * _PAGE
+
+
+def _between(wiring: Wiring, rank: int, peer: int) -> int:
+    """Bytes that a channel may hold."""
+    near = wiring.domain[rank] == wiring.domain[peer]
+    return _TURNS_BETWEEN * quantum_bytes(float((wiring.nvlink_Bps if near else wiring.nic_Bps)[rank]))
+
+
+def _listener(rank: int, namespaced: bool, n_into: int) -> socket.socket:
+    if namespaced:
+        listener = socket.create_server((address_of(rank), 0), backlog=n_into + 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _TCP_ROOM)
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("")  # Linux then chooses a name, which no file bears
+        listener.listen(n_into + 1)
+    return listener
+
+
+def _connect(
+    at: bytes | tuple[object, ...], namespaced: bool, deadline: Deadline, room: int
+) -> socket.socket:
+    connection = socket.socket(socket.AF_INET if namespaced else socket.AF_UNIX)
+    connection.settimeout(deadline.limit_s)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+    connection.connect(at)
+    if namespaced:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

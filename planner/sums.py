@@ -1,0 +1,78 @@
+"""Proof that a plan adds up its problem: every needed element once, as the sum of the addends of all ranks that hold one.
+
+Rule: as in `check`, nothing that planning worked out is trusted.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.ownership import reduced_to
+from shardroute.planner.plans import SOURCE, TARGET, Op, Plan
+from shardroute.topologies.errors import PlanError
+
+
+def summed_deliveries(
+    plan: Plan, held: NDArray[np.bool_], needed: NDArray[np.bool_], column: Ints, entry_row: Ints, entry_piece: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Step, rank and piece of everything that lands in destination weights.
+
+    held, needed   bool[n_rows, n_columns]: who holds and who needs a piece; `column` is each rank's column, `entry_row` the row
+                   and `entry_piece` the number of each bundle entry's piece
+    Raises PlanError for a step that adds up too few or too many addends, or gathers what no step before it has added up.
+    """
+    steps, bundles = plan.steps, plan.bundles
+    found: list[tuple[Ints, Ints, Ints]] = [(np.zeros(0, np.int64),) * 3]
+    for step in range(len(steps)):
+        op = Op(int(steps.op[step]))
+        if op is Op.BARRIER:
+            continue
+        if op not in (Op.REDUCE_SCATTER, Op.ALL_REDUCE, Op.ALL_GATHER):
+            raise PlanError(f"step {step}: a {op.name} carries addends as if they were sums; they are only added up")
+        group = plan.group(int(steps.group[step]))
+        members = np.zeros(held.shape[1], dtype=bool)
+        members[column[group]] = True
+        entries = np.arange(bundles.ptr[steps.bundle[step]], bundles.ptr[steps.bundle[step] + 1])
+        rows = entry_row[entries]
+        gets = needed[rows][:, column[group]]  # [entry, member]
+        owner = reduced_to(plan, step) if op is not Op.ALL_REDUCE else np.zeros(0, np.int64)
+        if op is Op.ALL_GATHER:
+            _check_gathered(plan, step)
+            gets[np.arange(len(entries)), owner] = False
+        else:
+            wrong = (held[rows] != members).any(axis=1)
+            if wrong.any():
+                where = f"of entry {int(np.argmax(wrong))} of its bundle"
+                raise PlanError(f"step {step}: its group is not the ranks that hold addends {where}, each once")
+            if op is Op.REDUCE_SCATTER:
+                gets[...] = False
+                gets[np.arange(len(entries)), owner] = True
+        entry, member = np.nonzero(gets)
+        found.append((np.full(len(entry), step), group[member].astype(np.int64), entry_piece[entries[entry]].astype(np.int64)))
+    steps_of, ranks, pieces = (np.concatenate(each) for each in zip(*found, strict=True))
+    return steps_of, ranks, pieces
+
+
+def _check_gathered(plan: Plan, step: int) -> None:
+    """An ALL_GATHER of sums has the bundle and the group of a REDUCE_SCATTER that it waits for."""
+    steps = plan.steps
+    for before in steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist():
+        if (
+            steps.op[before] == Op.REDUCE_SCATTER
+            and steps.bundle[before] == steps.bundle[step]
+            and np.array_equal(plan.group(int(steps.group[before])), plan.group(int(steps.group[step])))
+        ):
+            return
+    raise PlanError(f"step {step} gathers sums, but waits for no REDUCE_SCATTER of the same bundle over the same ranks")
+
+
+def check_places(plan: Plan) -> None:
+    """Raise PlanError where a step of a plan that adds up reads or writes anything but weights."""
+    steps = plan.steps
+    gather = steps.op == Op.ALL_GATHER
+    if (steps.dst_at != TARGET).any() or (steps.src_at[gather] != TARGET).any() or (steps.src_at[~gather] != SOURCE).any():
+        raise PlanError("a plan that adds up reads addends from the source weights and sums from the destination weights")
+    for group in np.unique(steps.group).tolist():
+        ranks = plan.group(group)
+        if len(np.unique(ranks)) < len(ranks):
+            raise PlanError(f"group {group} names a rank twice, whose addends would count twice")
