@@ -17,7 +17,7 @@ demo: $(VENV)/core.stamp ## Plan, predict and run the main example on this machi
 	@$(BIN)/shardroute demo
 
 test: check ## Lint, types, import contracts, then the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/test.stamp ## Lint, types and import contracts
 	@$(BIN)/ruff check .

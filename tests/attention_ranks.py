@@ -5,14 +5,12 @@ streams call NumPy on the host (cuLaunchHostFunc), for torch has no such GPU.
 """
 
 import ctypes
-import json
-import os
 import sys
-import traceback
 from pathlib import Path
 
 import numpy as np
 from attention_plans import CASES, N_RANKS
+from forked_ranks import fork_ranks
 
 from shardroute.executors.attention import kernels
 from shardroute.executors.attention.contents import Contents, contents_of
@@ -85,19 +83,7 @@ def main() -> None:
     if transport != "torch-cpu":
         launched.TorchComputing, launched.tensors_of = HostComputing, lambda device: device
     load_library(transport).preload()
-    pids = []
-    for rank in range(N_RANKS):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                found: object = run_cases(transport, Place(rank, N_RANKS, f"file://{folder}/rendezvous"))
-            except BaseException:
-                found = traceback.format_exc()
-            (folder / f"{rank}.json").write_text(json.dumps(found))
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    fork_ranks(N_RANKS, folder, lambda rank: run_cases(transport, Place(rank, N_RANKS, f"file://{folder}/rendezvous")))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What every test runs under: the repository's path, Hypothesis' profiles, a terminal that never varies."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,18 @@ def plain_terminal() -> Iterator[None]:
         patch.setenv("TERM", "dumb")
         patch.delenv("FORCE_COLOR", raising=False)
         yield
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: exit code, standard output, standard error."""
+    from shardroute.executors.cli import main  # most tests need no commands, which take a second to load
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run

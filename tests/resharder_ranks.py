@@ -1,6 +1,5 @@
 """Four ranks that reshard over gloo, forked by this script; each leaves what it saw in FOLDER/RANK.json, for test_resharders."""
 
-import json
 import os
 import sys
 import time
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.distributed as dist
+from forked_ranks import fork_ranks
 from hand_plans import relay_chain, rows_to_columns
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -202,23 +202,19 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    pids = []
-    for rank in range(N_RANKS):
-        pid = os.fork()
-        if pid == 0:
-            dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=N_RANKS)
-            found = {}
-            for scene in SCENES:
-                try:
-                    found[scene.__name__] = scene(rank)
-                except Exception:
-                    found[scene.__name__] = traceback.format_exc()
-                    break
-            (folder / f"{rank}.json").write_text(json.dumps(found))
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+
+    def play(rank: int) -> dict[str, object]:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=N_RANKS)
+        found: dict[str, object] = {}
+        for scene in SCENES:
+            try:
+                found[scene.__name__] = scene(rank)
+            except Exception:
+                found[scene.__name__] = traceback.format_exc()
+                break
+        return found
+
+    fork_ranks(N_RANKS, folder, play)
 
 
 if __name__ == "__main__":

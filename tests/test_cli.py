@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from shardroute.executors.cli import main
 from shardroute.planner.cli.output import message_text
 from shardroute.topologies.errors import InputError, RunError
 
@@ -31,20 +30,6 @@ PLAN_KEYS = {
     "strategy", "n_steps", "n_bytes_moved", "n_bytes_cross_domain", "lower_bound_s", "predicted_s", "ratio_to_bound", "busiest",
     "n_src_gpus", "n_dst_gpus", "peak_staging_bytes", "plan_s", "digest",
 }  # fmt: skip
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 def completion_script(shell: str) -> str:

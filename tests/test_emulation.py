@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.executors.cli import main
 from shardroute.executors.emulation.cases import CASES, moves_of_ring
 from shardroute.executors.emulation.collectives import Pieces, parts_of
 from shardroute.executors.emulation.courses import Course
@@ -362,20 +361,6 @@ def _descendants(pid: int, at_least: int, within_s: float = 30.0) -> list[int]:
             return found
         time.sleep(0.05)
     raise AssertionError(f"fewer than {at_least} processes under {pid}")
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 def test_emulate_runs_a_plan_and_shows_it_beside_its_prediction(cli, tmp_path: Path) -> None:

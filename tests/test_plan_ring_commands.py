@@ -1,13 +1,11 @@
 """`shardroute plan-ring` and what works on its plans: check, show, simulate, run, compare."""
 
 import json
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from shardroute.executors.cli import main
 from shardroute.planner.check import check
 from shardroute.planner.plan_files import load_plan, mapped_plan, save_plan
 from shardroute.planner.ring.strategies import RING_STRATEGIES, ring_plan
@@ -17,20 +15,6 @@ from shardroute.topologies import build_topology, load_machine
 from shardroute.topologies.errors import PlanError
 
 CALL = ["--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--cp", "2", "--machine", "cpu-processes", "--dtype", "f32"]
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 def test_a_call_is_planned_proved_predicted_run_and_compared(cli, tmp_path) -> None:

@@ -2,30 +2,13 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from shardroute.executors.cli import main
-
 DUMPS = Path(__file__).parent / "data" / "hlo"
 STEP = ["ring", "--model", "llama-3-8b", "--seq", "131072", "--cp", "16", "--tp", "1", "--machine", "gb200-nvl72"]
 PERMUTE = ["choose", "--op", "collective-permute", "--bytes", "32MiB", "--ranks", "16", "--machine", "gb200-nvl72"]
-
-
-@pytest.fixture
-def cli(monkeypatch, capfd):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 def test_ring_predicts_the_step_that_was_asked_for(cli) -> None:

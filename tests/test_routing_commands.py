@@ -2,12 +2,10 @@
 
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
 
-from shardroute.executors.cli import main
 from shardroute.planner.layouts import lay_out, load_model, parse_spec
 from shardroute.planner.layouts.holdings import holdings
 from shardroute.planner.layouts.tensors import Layout
@@ -21,20 +19,6 @@ TENSOR = [
     "--shape", "8192,8192", "--from-mesh", "dp=8", "--from-placements", "R", "--to-mesh", "dp=4,tp=4", "--to-placements", "R,S0",
     "--machine", "dgx-h100",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def cli(monkeypatch, capfd):
-    """Run a command in this process: exit code, standard output (of libraries too), standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 def test_bound_lists_cuts_tightest_first(cli) -> None:

@@ -1,32 +1,16 @@
 """`strategies`, and what `simulate` and `trace` say and write: numbers that stay, loud words where nothing was measured."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from shardroute.executors.cli import main
 from shardroute.planner.routing.strategies import STRATEGIES
 from shardroute.topologies import machines
 
 TENSOR = [
     "--shape", "64,96", "--from-mesh", "x=4", "--from-placements", "S0", "--to-mesh", "dp=3,tp=4", "--to-placements", "R,S1",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@
 this.
 """
 
-import json
-import os
 import sys
-import traceback
 from pathlib import Path
 
 import conformance_plans
+from forked_ranks import fork_ranks
 from gpu_doubles import LARGE_MIB, N_TRIALS
 from rank_main import run_cases
 
@@ -30,19 +28,9 @@ def main() -> None:
     """Fork all ranks and wait for them."""
     folder, transport, n_ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     load_library(transport).preload()
-    pids = []
-    for rank in range(n_ranks):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                found: object = run_cases(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, N_TRIALS)
-            except BaseException:
-                found = traceback.format_exc()
-            (folder / f"{rank}.json").write_text(json.dumps(found))
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    fork_ranks(
+        n_ranks, folder, lambda rank: run_cases(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, N_TRIALS)
+    )
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 Device memory of the double is host memory, so an array that describes itself by the CUDA array interface is a tensor on a GPU.
 """
 
-import json
-import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
+from forked_ranks import fork_ranks
 from hand_plans import column_shards, row_shards
 
 from shardroute.executors.resharding.resharders import Resharder
@@ -76,19 +74,7 @@ def main() -> None:
     """Fork all ranks and wait for them."""
     folder, transport, n_ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     load_library(transport).preload()
-    pids = []
-    for rank in range(n_ranks):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                found: object = run(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"))
-            except BaseException:
-                found = traceback.format_exc()
-            (folder / f"{rank}.json").write_text(json.dumps(found))
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    fork_ranks(n_ranks, folder, lambda rank: run(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous")))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,370 @@
+"""`report`: pictures whose numbers are those of `show --json`, in one page that loads nothing and that a real browser opens."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardroute.executors.cli import main
+from shardroute.planner import make_plan, one_tensor, predict, report
+from shardroute.planner.arguments import tensor_problem
+from shardroute.planner.critical_paths import critical_path
+from shardroute.planner.layouts.meshes import Mesh, place
+from shardroute.planner.layouts.placements import Replicate, Shard
+from shardroute.planner.plan_files import save_plan
+from shardroute.planner.reporting import charts
+from shardroute.planner.reporting.contest_pictures import what_ifs
+from shardroute.planner.reporting.layout_pictures import layout_section
+from shardroute.planner.reporting.machine_pictures import load_section, machine_section
+from shardroute.planner.reporting.time_pictures import _fullness, _united, gpu_section, link_section, path_section
+from shardroute.planner.timelines import Timeline, save_timeline
+from shardroute.topologies import build_topology, default_calibration, load_machine
+from shardroute.topologies.errors import InputError
+
+COSTS = default_calibration("dgx-h100")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVIL = "w<script>alert('1')</script>&\"x\""
+# Tags that HTML leaves open.
+VOID = {"meta", "br", "link", "input", "img", "hr"}
+
+
+def needs_charts():
+    pytest.importorskip("vl_convert", reason="charts need the extra `report`")
+
+
+@pytest.fixture(scope="module")
+def plan():
+    mesh, serving = Mesh({"x": 8}), Mesh({"dp": 2, "tp": 8}, ranks=range(8, 24))
+    source = place((4096, 4096), mesh, [Shard(0)])
+    target = place((4096, 4096), serving, [Replicate(), Shard(1)])
+    problem = one_tensor((4096, 4096), "bf16", source, target, name=EVIL)
+    return make_plan(problem, build_topology(load_machine("dgx-h100"), 3), "m2n-pack")
+
+
+@pytest.fixture(scope="module")
+def prediction(plan):
+    return predict(plan, COSTS)
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run a command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def files(plan, prediction, tmp_path_factory):
+    """A plan file, a measured timeline of it (half as fast again as predicted), and the page of both."""
+    needs_charts()
+    folder = tmp_path_factory.mktemp("report")
+    paths = {name: str(folder / name) for name in ("t.plan", "t.json", "t.html")}
+    save_plan(plan, paths["t.plan"])
+    timeline = prediction.timeline
+    save_timeline(
+        Timeline("measured", plan.digest, "a test", timeline.start_s * 1.5, timeline.end_s * 1.5), paths["t.json"]
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        given = ["-s", "direct", "-s", "greedy", "--measured", paths["t.json"], "-o", paths["t.html"]]
+        patch.setattr(sys, "argv", ["shardroute", "report", paths["t.plan"], *given])
+        main()
+    assert not stop.value.code
+    return paths
+
+
+class Page(HTMLParser):
+    """What a page is made of: ids, links, facts by key, tags that were left open or closed twice."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: Counter[str] = Counter()
+        self.links: list[str] = []
+        self.facts: dict[str, str | float] = {}
+        self.scripts = 0
+        self.open: list[str] = []
+        self.key = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids.update([given["id"]] if "id" in given else [])
+        self.links += [given[name] for name in ("href", "src", "xlink:href", "data") if given.get(name)]
+        self.scripts += tag == "script"
+        if tag not in VOID:
+            self.open.append(tag)
+        if "data-key" in given:
+            self.key = given["data-key"]
+            if "data-value" in given:
+                self.facts[self.key], self.key = float(given["data-value"]), ""
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag) if tag not in VOID else None
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.key:
+            self.facts[self.key], self.key = data, ""
+
+
+spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=12)
+
+
+@given(spans, st.integers(0, 5))
+def test_united_spans_cover_the_same_moments_and_keep_wider_gaps(rows, gap) -> None:
+    begin = np.array([a for a, _ in rows], dtype=float)
+    end = np.array([a + n for a, n in rows], dtype=float)
+
+    starts, ends = _united(begin, end, gap)
+
+    covered = {x for a, n in rows for x in range(2 * a, 2 * (a + n) + 1)}  # half units, so that touching spans are one
+    united = {x for a, b in zip(starts.tolist(), ends.tolist(), strict=True) for x in range(int(2 * a), int(2 * b) + 1)}
+    assert covered <= united
+    assert all(b - a > gap for a, b in zip(ends[:-1].tolist(), starts[1:].tolist(), strict=True))
+    if gap == 0:
+        assert united == covered
+
+
+@given(spans, st.integers(1, 30))
+def test_what_flows_in_all_parts_of_time_is_what_all_spans_carry(rows, n_parts) -> None:
+    begin = np.array([a for a, _ in rows], dtype=float)
+    end = np.array([a + n for a, n in rows], dtype=float)
+    amount = np.arange(1.0, len(rows) + 1)
+    edges = np.linspace(-1.0, 60.0, n_parts + 1)
+
+    rates = _fullness(begin, end, amount, edges)
+
+    assert (rates * np.diff(edges)).sum() == pytest.approx(amount.sum())
+
+
+def test_every_gpu_is_drawn_once_with_its_role(plan) -> None:
+    section = machine_section(plan)
+
+    assert section.table is not None
+    counts = [[cell.value for cell in row[3:7]] for row in section.table.rows]
+    assert counts == [[8, 0, 0, 0], [0, 8, 0, 0], [0, 8, 0, 0]]
+    roles = Counter(cell["role"] for cell in section.chart["data"]["values"])
+    assert roles == {"source": 8, "destination": 16}
+
+
+def test_the_heat_map_is_the_seconds_that_each_link_is_busy(plan, prediction) -> None:
+    section = load_section(plan, prediction)
+
+    busy = {resource.name: resource.busy_s for resource in prediction.resources}
+    words = {"NIC in": "NIC into", "NIC out": "NIC out of", "NVLink in": "NVLink into", "NVLink out": "NVLink out of"}
+    cells = section.chart["data"]["values"]
+    assert len(cells) == 4 * plan.topology.n_gpus
+    for cell in cells:
+        seconds = busy.get(f"{words[cell['kind']]} GPU {cell['row'] * 8 + cell['column']}", 0.0)
+        assert cell["share"] == pytest.approx(seconds / prediction.predicted_s, abs=1e-4)
+
+
+def test_where_the_time_goes_adds_up_to_the_prediction(plan, prediction) -> None:
+    section = path_section(plan, prediction, critical_path(plan, prediction))
+
+    assert sum(row[1].value for row in section.table.rows) == pytest.approx(prediction.predicted_s)
+
+
+def test_time_lines_end_with_the_prediction_and_have_all_steps_of_a_gpu(plan, prediction) -> None:
+    by_gpu, by_link = gpu_section(plan, prediction.timeline), link_section(plan, prediction)
+
+    assert max(row[4].value for row in by_gpu.table.rows) == pytest.approx(prediction.predicted_s)
+    sent = [row[1].value for row in by_gpu.table.rows if row[0].text.startswith("GPU 0,") and "barrier" not in row[0].text]
+    assert sum(sent) >= int((plan.steps.src == 0).sum())
+    full = {row[0].text: row[3].value for row in by_link.table.rows}
+    for resource in prediction.resources[:5]:
+        assert full[resource.name] == pytest.approx(resource.busy_s / prediction.predicted_s, rel=1e-6)
+
+
+def test_the_layout_picture_has_each_box_with_the_ranks_that_hold_it(plan) -> None:
+    rows = layout_section(plan.problem, None).table.rows
+
+    found = {(row[0].text, row[1].text): row[3].text for row in rows}
+    assert found["before", "[0:512, 0:4096]"] == "0"
+    assert found["after", "[0:4096, 512:1024]"] == "9,17"
+    assert len(found) == 16
+
+
+def test_a_tensor_that_is_not_there_is_refused_with_some_that_are(plan) -> None:
+    with pytest.raises(InputError, match="no such tensor; it has w<script>"):
+        layout_section(plan.problem, "other")
+
+
+def test_what_ifs_are_the_plans_own_strategy_on_changed_machines(plan) -> None:
+    found = what_ifs(plan, COSTS)
+
+    same = next(row for row in found if row.change.startswith("NICs 1 x"))
+    assert same.predicted_s == pytest.approx(predict(make_plan(plan.problem, plan.topology, "m2n-pack"), COSTS).predicted_s)
+    bounds = [row.bound_s for row in found if row.change.startswith("NICs")]
+    assert bounds[0] == pytest.approx(2 * bounds[1])
+    assert bounds == sorted(bounds, reverse=True)
+    assert any(row.change == "NVLink domains of 72 GPUs" and row.predicted_s for row in found)
+
+
+def test_no_what_if_is_made_up_for_processes() -> None:
+    problem = tensor_problem("64,96", "f32", "x=2", "S0", "y=2", "S1")
+
+    assert what_ifs(make_plan(problem, build_topology(load_machine("cpu-processes"), 4), "direct"), COSTS) == []
+
+
+def test_without_the_package_that_draws_the_error_names_the_extra(plan, cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    save_plan(plan, tmp_path / "t.plan")
+
+    code, _, err = cli("report", str(tmp_path / "t.plan"), "-o", str(tmp_path / "t.html"))
+
+    assert code == 2
+    assert "shardroute[report]" in err
+    assert not (tmp_path / "t.html").exists()
+
+
+def test_a_measurement_of_another_plan_is_refused(files, cli, tmp_path) -> None:
+    other = tmp_path / "other.json"
+    save_timeline(Timeline("measured", "0" * 64, "x", np.zeros(1), np.ones(1)), other)
+
+    code, _, err = cli("report", files["t.plan"], "--measured", str(other), "-o", str(tmp_path / "t.html"))
+
+    assert code == 2
+    assert "none of those given" in err
+
+
+def test_the_numbers_of_the_page_are_those_of_show(files, cli) -> None:
+    page = Page(Path(files["t.html"]).read_text())
+    _, out, _ = cli("show", files["t.plan"], "--json")
+
+    shown = json.loads(out)
+    named = {key for key, value in shown.items() if isinstance(value, int | float | str)}
+    assert {*page.facts} == named
+    assert all(page.facts[key] == shown[key] for key in named)
+
+
+def test_the_page_is_whole_and_its_links_lead_somewhere(files) -> None:
+    page = Page(Path(files["t.html"]).read_text())
+
+    assert page.open == []
+    assert [name for name, n in page.ids.items() if n > 1] == []
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(files) -> None:
+    text = Path(files["t.html"]).read_text()
+
+    page = Page(text)
+    assert page.scripts == 0
+    assert "default-src 'none'" in text
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", text)
+
+
+def test_names_are_text_wherever_they_stand(files) -> None:
+    text = Path(files["t.html"]).read_text()
+
+    assert "<script" not in text
+    assert html.escape(EVIL) in text
+
+
+def test_every_picture_has_its_table_and_can_be_reached(files) -> None:
+    text = Path(files["t.html"]).read_text()
+
+    sections = re.findall(r"<section .*?</section>", text, re.DOTALL)
+    pictures = [section for section in sections if "<svg" in section]
+    assert len(pictures) >= 9
+    assert all('tabindex="0" role="img" aria-label="' in section for section in pictures)
+    assert all("<details><summary>Table: " in section and "<tbody><tr>" in section for section in pictures)
+
+
+def test_charts_of_one_page_share_no_names(files) -> None:
+    needs_charts()
+    rows = [{"name": "a", "s": 1.0, "text": "1 s"}]
+
+    first, second = charts.svg_of(charts.bars(rows), "one"), charts.svg_of(charts.bars(rows), "two")
+
+    names = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (first, second)]
+    assert not names[0] & names[1]
+
+
+PROBE = """
+<script>
+addEventListener("load", () => {
+  const frame = document.querySelector("iframe"), page = frame.contentDocument, found = {};
+  found.summaries = [...page.querySelectorAll("summary")].map(s => { s.click(); return s.parentElement.open; });
+  found.links = [...page.querySelectorAll("nav a")].map(a => {
+    const to = page.getElementById(decodeURIComponent(a.getAttribute("href").slice(1)));
+    to.focus();
+    return page.activeElement === to; });
+  found.regions = [...page.querySelectorAll("[tabindex='0']")].map(r => { r.focus(); return page.activeElement === r; });
+  found.widest = page.documentElement.scrollWidth;
+  found.width = frame.clientWidth;
+  found.tables = [...page.querySelectorAll("details table")].map(t => t.getBoundingClientRect().height > 0);
+  found.svgs = [...page.querySelectorAll("svg")].map(s => s.getBoundingClientRect().width > 100);
+  found.paper = frame.contentWindow.getComputedStyle(page.body).backgroundColor;
+  const bar = [...page.querySelectorAll("svg [fill='var(--c1)']")][0];
+  found.bar = frame.contentWindow.getComputedStyle(bar).fill;
+  document.title = JSON.stringify(found);
+});
+</script>
+"""
+
+
+def in_browser(path: str, folder: Path, width: int, *flags: str) -> dict:
+    """What a script finds in the page, in a frame of that width: it opens every table and follows every link."""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", Path(path).read_text())
+    probe = folder / "probe.html"
+    frame = f'<iframe style="width:{width}px;height:2000px;border:0" srcdoc="{html.escape(text)}"></iframe>'
+    probe.write_text(f'<!doctype html><html><head><meta charset="utf-8"><title></title>{PROBE}</head><body>{frame}</body></html>')
+    ran = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+            "--virtual-time-budget=5000", *flags, "--dump-dom", probe.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    title = re.search(r"<title>(.*?)</title>", ran.stdout, re.DOTALL)
+    assert title is not None, ran.stderr
+    return json.loads(html.unescape(title[1]))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_opens_the_page_on_a_phones_width_and_every_table_and_link_of_it(files, tmp_path) -> None:
+    found = in_browser(files["t.html"], tmp_path, 390)
+
+    assert len(found["summaries"]) >= 9
+    assert all(found["summaries"])
+    assert len(found["links"]) >= 10
+    assert all(found["links"])
+    assert all(found["regions"])
+    assert all(found["tables"])
+    assert all(found["svgs"])
+    assert found["width"] == 390
+    assert found["widest"] <= 390
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_dark_desktop_gets_dark_paper_and_other_bars(files, tmp_path) -> None:
+    light = in_browser(files["t.html"], tmp_path, 1000)
+
+    dark = in_browser(files["t.html"], tmp_path, 1000, "--blink-settings=preferredColorScheme=0")
+
+    assert light["paper"] == "rgb(255, 255, 255)"
+    assert dark["paper"] == "rgb(20, 23, 27)"
+    assert light["bar"] == "rgb(0, 114, 178)"
+    assert dark["bar"] == "rgb(86, 180, 233)"
