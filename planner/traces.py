@@ -250,12 +250,20 @@ def _counters(plan: Plan, prediction: Prediction) -> list[Event]:
     edges = np.linspace(0.0, total_s, _POINTS + 1)
     for link in links.tolist():
         task = owner[graph.route_links == link]
-        begin, took = result.start_s[task], np.maximum(result.finish_s[task] - result.start_s[task], np.finfo(np.float64).tiny)
-        carried = np.array([(graph.amount[task] * np.clip((edge - begin) / took, 0.0, 1.0)).sum() for edge in edges.tolist()])
-        share = np.diff(carried) / np.diff(edges) / graph.capacity[link]
+        share = fullness(result.start_s[task], result.finish_s[task], graph.amount[task], edges) / graph.capacity[link]
         name = prediction.tasks.links.name(link)
         events += [
             Event("C", name, pid, 0, ts, args={"percent": round(100 * value, 2)})
             for ts, value in zip(_microseconds(edges).tolist(), [*share.tolist(), 0.0], strict=True)
         ]
     return events
+
+
+def fullness(
+    begin: NDArray[np.float64], end: NDArray[np.float64], amount: NDArray[np.float64], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Amounts a second that flow in each part of time, if each flows evenly over its own span."""
+    took = np.maximum(end - begin, np.finfo(np.float64).tiny)
+    with np.errstate(over="ignore"):  # a flow that takes no time is all there from its moment on
+        carried = np.array([(amount * np.clip((edge - begin) / took, 0.0, 1.0)).sum() for edge in edges.tolist()])
+    return np.diff(carried) / np.diff(edges)

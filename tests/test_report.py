@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardroute.executors.cli import main
-from shardroute.planner import make_plan, one_tensor, predict, report
+from shardroute.planner import make_plan, one_tensor, predict
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.critical_paths import critical_path
 from shardroute.planner.layouts.meshes import Mesh, place
@@ -26,8 +26,9 @@ from shardroute.planner.reporting import charts
 from shardroute.planner.reporting.contest_pictures import what_ifs
 from shardroute.planner.reporting.layout_pictures import layout_section
 from shardroute.planner.reporting.machine_pictures import load_section, machine_section
-from shardroute.planner.reporting.time_pictures import _fullness, _united, gpu_section, link_section, path_section
+from shardroute.planner.reporting.time_pictures import gpu_section, link_section, path_section, united
 from shardroute.planner.timelines import Timeline, save_timeline
+from shardroute.planner.traces import fullness
 from shardroute.topologies import build_topology, default_calibration, load_machine
 from shardroute.topologies.errors import InputError
 
@@ -44,7 +45,7 @@ def needs_charts():
 
 @pytest.fixture(scope="module")
 def plan():
-    mesh, serving = Mesh({"x": 8}), Mesh({"dp": 2, "tp": 8}, ranks=range(8, 24))
+    mesh, serving = Mesh.of({"x": 8}), Mesh.of({"dp": 2, "tp": 8}, ranks=range(8, 24))
     source = place((4096, 4096), mesh, [Shard(0)])
     target = place((4096, 4096), serving, [Replicate(), Shard(1)])
     problem = one_tensor((4096, 4096), "bf16", source, target, name=EVIL)
@@ -54,20 +55,6 @@ def plan():
 @pytest.fixture(scope="module")
 def prediction(plan):
     return predict(plan, COSTS)
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardroute", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +68,11 @@ def files(plan, prediction, tmp_path_factory):
     save_timeline(
         Timeline("measured", plan.digest, "a test", timeline.start_s * 1.5, timeline.end_s * 1.5), paths["t.json"]
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        given = ["-s", "direct", "-s", "greedy", "--measured", paths["t.json"], "-o", paths["t.html"]]
+    given = ["-s", "direct", "-s", "greedy", "--measured", paths["t.json"], "-o", paths["t.html"]]
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["shardroute", "report", paths["t.plan"], *given])
-        main()
+        with pytest.raises(SystemExit) as stop:
+            main()
     assert not stop.value.code
     return paths
 
@@ -134,14 +122,14 @@ def test_united_spans_cover_the_same_moments_and_keep_wider_gaps(rows, gap) -> N
     begin = np.array([a for a, _ in rows], dtype=float)
     end = np.array([a + n for a, n in rows], dtype=float)
 
-    starts, ends = _united(begin, end, gap)
+    starts, ends = united(begin, end, gap)
 
     covered = {x for a, n in rows for x in range(2 * a, 2 * (a + n) + 1)}  # half units, so that touching spans are one
-    united = {x for a, b in zip(starts.tolist(), ends.tolist(), strict=True) for x in range(int(2 * a), int(2 * b) + 1)}
-    assert covered <= united
+    drawn = {x for a, b in zip(starts.tolist(), ends.tolist(), strict=True) for x in range(int(2 * a), int(2 * b) + 1)}
+    assert covered <= drawn
     assert all(b - a > gap for a, b in zip(ends[:-1].tolist(), starts[1:].tolist(), strict=True))
     if gap == 0:
-        assert united == covered
+        assert drawn == covered
 
 
 @given(spans, st.integers(1, 30))
@@ -151,7 +139,7 @@ def test_what_flows_in_all_parts_of_time_is_what_all_spans_carry(rows, n_parts) 
     amount = np.arange(1.0, len(rows) + 1)
     edges = np.linspace(-1.0, 60.0, n_parts + 1)
 
-    rates = _fullness(begin, end, amount, edges)
+    rates = fullness(begin, end, amount, edges)
 
     assert (rates * np.diff(edges)).sum() == pytest.approx(amount.sum())
 
@@ -176,6 +164,22 @@ def test_the_heat_map_is_the_seconds_that_each_link_is_busy(plan, prediction) ->
     for cell in cells:
         seconds = busy.get(f"{words[cell['kind']]} GPU {cell['row'] * 8 + cell['column']}", 0.0)
         assert cell["share"] == pytest.approx(seconds / prediction.predicted_s, abs=1e-4)
+
+
+def test_of_very_many_gpus_the_heat_map_has_a_cell_a_domain_and_the_table_all_domains(plan) -> None:
+    wide = make_plan(plan.problem, build_topology(load_machine("dgx-h100"), 200), "direct")
+    prediction = predict(wide, COSTS)
+
+    section, machine = load_section(wide, prediction), machine_section(wide)
+
+    cells = {(cell["kind"], cell["row"] + cell["column"]): cell["share"] for cell in section.chart["data"]["values"]}
+    busy = {resource.name: resource.busy_s / prediction.predicted_s for resource in prediction.resources}
+    assert len(cells) == 4 * 200
+    assert cells["NIC out", 0] == pytest.approx(max(busy[f"NIC out of GPU {g}"] for g in range(8)), abs=1e-4)
+    assert cells["NIC in", 2] == pytest.approx(max(busy[f"NIC into GPU {g}"] for g in range(16, 24)), abs=1e-4)
+    assert cells["NIC in", 150] == 0
+    assert len(machine.table.rows) == 200
+    assert len({cell["domain"] for cell in machine.chart["data"]["values"]}) == 40
 
 
 def test_where_the_time_goes_adds_up_to_the_prediction(plan, prediction) -> None:
@@ -292,14 +296,16 @@ def test_every_picture_has_its_table_and_can_be_reached(files) -> None:
     assert all("<details><summary>Table: " in section and "<tbody><tr>" in section for section in pictures)
 
 
-def test_charts_of_one_page_share_no_names(files) -> None:
+def test_charts_of_one_page_share_no_names() -> None:
     needs_charts()
-    rows = [{"name": "a", "s": 1.0, "text": "1 s"}]
+    clipped = {"data": {"values": [{"x": 1}]}, "mark": {"type": "bar", "clip": True}, "encoding": {"x": {"field": "x"}}}
 
-    first, second = charts.svg_of(charts.bars(rows), "one"), charts.svg_of(charts.bars(rows), "two")
+    first, second = charts.svg_of(clipped, "one"), charts.svg_of(clipped, "two")
 
     names = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (first, second)]
+    assert all(names)
     assert not names[0] & names[1]
+    assert all(f"url(#{name})" in first for name in names[0])
 
 
 PROBE = """

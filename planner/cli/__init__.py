@@ -20,6 +20,8 @@ from shardroute.planner.cli import (
     replan,
     report,
     ring,
+    schemas,
+    steps,
     validate,
 )
 from shardroute.planner.cli.program import app
@@ -42,5 +44,7 @@ __all__ = [
     "replan",
     "report",
     "ring",
+    "schemas",
+    "steps",
     "validate",
 ]

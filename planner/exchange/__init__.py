@@ -1,5 +1,6 @@
 """Layouts from and to frameworks and files. No framework is ever imported: objects are read by their public attributes."""
 
+from shardroute.planner.exchange.checkpoint_metadata import read_checkpoint_metadata
 from shardroute.planner.exchange.distributed_checkpoints import (
     StoredChunk,
     StoredTensor,
@@ -41,6 +42,7 @@ __all__ = [
     "load_safetensors",
     "parse_layout",
     "problem_between",
+    "read_checkpoint_metadata",
     "read_inventory",
     "read_safetensors_header",
     "save_layout",

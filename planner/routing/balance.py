@@ -29,12 +29,15 @@ MOST_SWEEPS = 24
 # A sweep routes anew what crosses a link that is busier than the bound by more than this share of the busiest link's excess: now
 # the worst alone, now most of it.
 EXCESS = (0.75, 0.5, 0.25)
-# Senders are level when the busiest one is this near to their mean; more sweeps gain less than a chunk.
+# Senders are level when the busiest one is this near to their mean. What they send on the whole falls to this share at most: the
+# rest would be for others to pass on, who then are in the way.
 LEVEL = 1.005
-MOST_LEVELLING = 24
+LEAST_SENT = 0.9
 # Below the bound by this much a source should send what it holds itself: prices would have it hand over to its neighbours, each
 # a little, which leaves senders uneven and saves nothing.
 EASE = 1.1
+# Sums of the same loads in another order differ by less than this, relatively.
+ROUNDING = 1e-9
 # How much dearer than an idle link the dearest one is when trees are priced.
 PRICE_OVER_IDLE = 1e4
 # Hops from which the kernel is compiled: plain, it routes some 30,000 a second; Numba takes 0.5 s to import and load its cache.
@@ -136,6 +139,7 @@ def level(
     of them is: so these don't take over. Then what crosses too busy links is routed anew.
     """
     reference = bound_s if bound_s > 0 else 1.0
+    most_s *= 1 + ROUNDING
     inv, inv_up = link_shares(topology, n_ranks, reference)
     work = _Work(patterns, chunks, topology, n_ranks, inv, inv_up, most_depth)
     load, up = np.zeros_like(inv), np.zeros_like(inv_up)
@@ -144,20 +148,19 @@ def level(
     kept, kept_s = given, given.busiest_s
     best = np.inf if given.busiest_s > most_s else unevenness(load[0, senders])
     slower = np.full(inv.shape[1], 1.0 / (float(np.delete(load[0], senders).max(initial=0.0)) or 1.0))
-    calm = 0
-    for _ in range(MOST_LEVELLING):
-        mean = float(load[0, senders].mean())
-        if best <= LEVEL or calm >= PATIENCE or mean <= 0.0:
-            break
-        slower[senders] = 1.0 / mean
-        above = max(1.0 + EXCESS[1] * (unevenness(load[0, senders]) - 1.0), 1.0 + LEAST_GAIN)
+    mean = float(load[0, senders].mean())
+    least, calm = LEAST_SENT * mean, 0
+    while mean > 0.0 and best > LEVEL and calm < PATIENCE:
+        slower[senders] = 1.0 / max(mean, least)
+        above = max(1.0 + EXCESS[1] * (float((load[0] * slower)[senders].max()) - 1.0), 1.0 + LEAST_GAIN)
         for row in (inv[0], load[0]):
             row *= slower
         work.sweep(order, above, load, up, staging)
         for row in (inv[0], load[0]):
             row /= slower
         found, busiest_s = unevenness(load[0, senders]), float(work.kernel.busiest(load, up)) * reference
-        calm = 0 if found < best * (1 - LEAST_GAIN) else calm + 1
+        mean = float(load[0, senders].mean())
+        calm = 0 if found < best * (1 - LEAST_GAIN) and busiest_s <= most_s else calm + 1
         if found < best and busiest_s <= most_s:
             best, kept, kept_s = found, work.trees(), busiest_s
     return replace(kept, busiest_s=kept_s)

@@ -13,7 +13,16 @@ import numpy as np
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import Backend, Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import LEVEL, Balanced, balance, level, sent_by, unevenness, with_busiest
+from shardroute.planner.routing.balance import (
+    LEVEL,
+    ROUNDING,
+    Balanced,
+    balance,
+    level,
+    sent_by,
+    unevenness,
+    with_busiest,
+)
 from shardroute.planner.routing.chunked import Chunked, Whole, cut_into_chunks, look_at
 from shardroute.planner.routing.contests import ENTRANT_STEPS, Entrant, arranged_entrant, best_plan, entrant_of, is_long
 from shardroute.planner.routing.costs import costs_of
@@ -126,7 +135,7 @@ def with_level(
             given, sources, chunked.patterns, chunked.chunks, topology, problem.n_ranks, chunked.bound_s,
             staging=chunked.staging, most_depth=chunked.most_depth, most_s=most_s,
         )  # fmt: skip
-        if result.busiest_s <= most_s and uneven(result) < uneven(found):
+        if result.busiest_s <= most_s * (1 + ROUNDING) and uneven(result) < uneven(found):
             return [found, result]
     return [found]
 

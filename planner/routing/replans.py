@@ -16,7 +16,7 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.overlaps import Pieces
 from shardroute.planner.plans import SOURCE, Boxes, Op, Plan, lane_of
 from shardroute.planner.problems import Problem
-from shardroute.planner.routing.balance import Balanced, Chunks, balance, chunks_of, link_loads, routes_of
+from shardroute.planner.routing.balance import ROUNDING, Balanced, Chunks, balance, chunks_of, link_loads, routes_of
 from shardroute.planner.routing.balance_kernel import HAND_OVER, LOCAL, STAGED
 from shardroute.planner.routing.chunked import cut_into_chunks, look_at
 from shardroute.planner.routing.costs import costs_of
@@ -199,7 +199,7 @@ def _put_back(
         old = slice(int(ptr[first.first[c]]), int(ptr[first.first[c] + first.count[c]]))
         np.add.at(load, link[new], -share[new] * chunks.n_bytes[c])
         np.add.at(load, link[old], share[old] * chunks.n_bytes[c])
-        if (load[link[old]] <= most_s * (1 + 1e-9)).all():
+        if (load[link[old]] <= most_s * (1 + ROUNDING)).all():
             begin[c], count[c] = first.first[c], first.count[c]
         else:
             np.add.at(load, link[old], -share[old] * chunks.n_bytes[c])

@@ -43,7 +43,7 @@ class Inputs:
     """What is imported.
 
     hosts            from dumps and nvidia-smi's text, in the order of files
-    names            the cluster's hosts; one host of `hosts` stands for all of them, or there is one for each
+    names            the cluster's hosts; `hosts` has one for each, or one that stands for all, or those of one domain that does
     hosts_per_domain hosts of one NVLink domain, where one host stands for all
     like             machine for what files don't say; None: the shipped one with the same GPU
     nics             which NICs count
@@ -147,11 +147,18 @@ def _domains(inputs: Inputs) -> list[tuple[list[Host], list[str]]]:
         per_domain, called = _per_domain(inputs, hosts[0]), list(names) or [hosts[0].name]
         if names and len(called) % per_domain:
             raise InputError(f"--hosts: {len(called)} hosts aren't whole NVLink domains of {per_domain}; list whole ones")
-        return [([hosts[0]], called if names else called * per_domain)]
+        unnamed = [] if names else [f"{called[0]}#{i}" for i in range(1, per_domain)]
+        return [([hosts[0]], called + unnamed)]
     if names and len(names) != len(hosts):
-        raise InputError(
-            f"--hosts names {len(names)} hosts, the files show {len(hosts)}; one host stands for all of them, or each has its own"
-        )
+        if len({host.gpus[0].domain for host in hosts}) > 1 or len(names) % len(hosts):
+            raise InputError(
+                f"--hosts names {len(names)} hosts, the files show {len(hosts)}; one host, or those of one domain, stand for all "
+                "of them, or each has its own"
+            )
+        # A GUID is one host's own: those of other domains are found by name.
+        others = [replace(host, nics=tuple(replace(nic, guid=None) for nic in host.nics)) for host in hosts]
+        firsts = range(0, len(names), len(hosts))
+        return [(others if first else list(hosts), list(names[first : first + len(hosts)])) for first in firsts]
     if inputs.hosts_per_domain is not None:
         raise InputError(f"--domain-hosts goes with one host that stands for all; the files show {len(hosts)} and their domains")
     grouped: dict[str, tuple[list[Host], list[str]]] = {}

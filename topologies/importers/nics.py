@@ -108,7 +108,10 @@ def _on_fabric(host: Host, nics: list[Nic], called: Sequence[str], fabric: Fabri
         at_guid = by_guid.get(nic.guid or "", [])
         own = next((port for port in at_guid if port.nic == nic.name), at_guid[0] if len(at_guid) == 1 else None)
         ports = [by_name.get((name, nic.name)) for name in called]
-        ports[0] = own if own is not None else ports[0]
+        if own is not None and own.host in called:
+            ports[called.index(own.host)] = own
+        elif own is not None and ports[0] is None:  # the fabric calls the file's host by another name
+            ports[0] = own
         rails += [Rail(name, nic.name, nearest, port.rail) for name, port in zip(called, ports, strict=True) if port is not None]
         if not any(ports):
             lacking.append(nic.name)

@@ -1,0 +1,49 @@
+"""`shardroute explain`: why a plan takes as long as it does, in sentences."""
+
+from typing import Annotated
+
+import typer
+
+from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.inspect import PlanArgument
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, printable, progress, stdout
+from shardroute.planner.cli.plan import CalibrationOption, calibration_for
+from shardroute.planner.cli.program import app
+from shardroute.planner.plan_files import load_plan
+from shardroute.planner.reporting.explanations import explain
+from shardroute.planner.reporting.rivals import Rival, rivals_of
+from shardroute.planner.simulator.refit import predict
+
+RivalsOption = Annotated[
+    list[str] | None,
+    typer.Option("--strategy", "-s", help="Compare with this strategy only, however long it takes; repeat it for several."),
+]
+AloneFlag = Annotated[bool, typer.Option("--alone", help="Compare with no other strategy: planning them takes time.")]
+
+
+@app.command("explain", rich_help_panel="Plan and predict")
+def explain_command(
+    plan: PlanArgument,
+    strategy: RivalsOption = None,
+    alone: AloneFlag = False,
+    calibration: CalibrationOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Say in sentences why a plan takes as long as it does: what bounds it, what its end waits for, what others would take."""
+    loaded = load_plan(plan)
+    costs = calibration_for(loaded.topology.machine, calibration)
+    with progress("predicting") as done:
+        prediction = predict(loaded, costs, progress=done)
+    rivals: list[Rival] = []
+    if not alone:
+        with progress("planning by other strategies"):
+            rivals = rivals_of(loaded, prediction.predicted_s, costs, strategy)
+    with progress("following the critical path"):
+        found = explain(loaded, prediction, costs, rivals)
+    say_costs(loaded.topology.machine, costs)
+    if json:
+        print_json(found)
+        return
+    print_facts(plan, [])
+    for sentence in found.sentences:
+        stdout().print(f"  {printable(sentence)}")

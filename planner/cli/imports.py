@@ -1,0 +1,174 @@
+"""`shardroute machines import`: a machine file from what a cluster already writes."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from shardroute.planner.cli.catalogues import machines
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stderr
+from shardroute.topologies.errors import InputError
+from shardroute.topologies.files import read_file, write_file
+from shardroute.topologies.importers import (
+    Fabric,
+    Host,
+    Imported,
+    Inputs,
+    NicChoice,
+    expand_hosts,
+    import_machines,
+    machine_to_toml,
+    parse_ibnetdiscover,
+    parse_ibstat,
+    parse_nccl_dump,
+    parse_nvidia_smi,
+    parse_rail_table,
+)
+from shardroute.topologies.importers.nccl_dumps import MAX_DUMP_BYTES
+from shardroute.topologies.machines import load_machine, machine_names, machine_to_dict
+from shardroute.topologies.units import format_bandwidth
+
+# ibnetdiscover of 10,000 adapters and their switches is some 10 MB; nvidia-smi -q of 8 GPUs some 100 kB.
+_MAX_TEXT_BYTES: Final = 2**26
+
+
+@machines.command("import")
+def import_command(
+    dumps: Annotated[list[str] | None, typer.Argument(help="XML that NCCL wrote (NCCL_TOPO_DUMP_FILE), one or several.")] = None,
+    nvidia_smi: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--nvidia-smi",
+            metavar="FILE",
+            help="Output of `nvidia-smi topo -m`; those of `nvidia-smi -L` and `nvidia-smi -q` may follow in it. Repeatable.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option("--hosts", help='The hosts as Slurm lists them, "node[001-032]": all like the one shown, or one a file.'),
+    ] = None,
+    domain_hosts: Annotated[
+        int | None, typer.Option("--domain-hosts", help="Hosts of an NVLink domain, where one host stands for all: 18 for NVL72.")
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            help="Machine to take memory from, which no such file says. Default: the shipped one with the same GPU.",
+            autocompletion=machine_names,
+        ),
+    ] = None,
+    ibstat: Annotated[str | None, typer.Option("--ibstat", help="Output of `ibstat` on a host: what each NIC is.")] = None,
+    ibnetdiscover: Annotated[
+        str | None, typer.Option("--ibnetdiscover", help="Output of `ibnetdiscover`: rails and oversubscription.")
+    ] = None,
+    rails: Annotated[str | None, typer.Option("--rails", help="The same as a table: CSV of host,nic,rail[,rate].")] = None,
+    nics: Annotated[str | None, typer.Option("--nics", help="Take these NICs, mlx5_0,mlx5_1, and no others.")] = None,
+    ethernet: Annotated[bool, typer.Option("--ethernet", help="The fabric is Ethernet (RoCE, EFA): keep its NICs.")] = False,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="The machine file, pod.toml; further kinds of domain: pod-2.toml.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make a machine file of what a cluster already writes. Without -o it goes to standard output.
+
+    shardroute machines import topo.xml -o pod.toml
+
+    shardroute machines import --nvidia-smi topo.txt --hosts "node[001-032]" -o pod.toml
+    """
+    if output is not None and not output.endswith(".toml"):
+        raise InputError(f"--output {output}: a machine file ends in .toml, so that --machine takes it")
+    chosen = NicChoice(
+        listed=() if ibstat is None else parse_ibstat(_text(ibstat), ibstat),
+        fabric=_fabric(ibnetdiscover, rails),
+        names=() if nics is None else tuple(name.strip() for name in nics.split(",")),
+        ethernet=ethernet,
+    )
+    inputs = Inputs(
+        hosts=_hosts(dumps or [], nvidia_smi or []),
+        names=() if hosts is None else expand_hosts(hosts),
+        hosts_per_domain=domain_hosts,
+        like=None if like is None else load_machine(like),
+        nics=chosen,
+    )
+    imported = import_machines(inputs, "imported" if output is None else Path(output).stem)
+    for note in imported.notes:
+        stderr().print(f"note: {note}", markup=False, soft_wrap=True)
+    if output is None and not json and len(imported.machines) > 1:
+        raise InputError(f"the hosts make {len(imported.machines)} kinds of NVLink domains, one machine file each; give -o FILE")
+    if output is not None:
+        for made in imported.machines:
+            write_file(Path(output).with_name(f"{made.machine.name}.toml"), machine_to_toml(made.machine).encode(), "the machine")
+    if json:
+        print_json(_json(imported, output))
+    elif output is None:
+        sys.stdout.write(machine_to_toml(imported.machines[0].machine))
+    else:
+        _show(imported, output)
+
+
+def _hosts(dumps: list[str], texts: list[str]) -> tuple[Host, ...]:
+    found = [host for path in dumps for host in parse_nccl_dump(read_file(path, MAX_DUMP_BYTES), path)]
+    return (*found, *(parse_nvidia_smi(_text(path), path) for path in texts))
+
+
+def _fabric(ibnetdiscover: str | None, rails: str | None) -> Fabric | None:
+    if ibnetdiscover is not None and rails is not None:
+        raise InputError("--ibnetdiscover and --rails don't go together: both say where NICs hang")
+    if ibnetdiscover is not None:
+        return parse_ibnetdiscover(_text(ibnetdiscover), ibnetdiscover)
+    return None if rails is None else parse_rail_table(_text(rails), rails)
+
+
+def _text(path: str) -> str:
+    data = read_file(path, _MAX_TEXT_BYTES)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}: line {line}: expected UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def _path(output: str | None, name: str) -> str:
+    path = f"{name}.toml" if output is None else str(Path(output).with_name(f"{name}.toml"))
+    return path if "/" in path else f"./{path}"
+
+
+def _machine_text(imported: Imported, output: str | None) -> str:
+    """What --machine takes: "./pod.toml x 4"."""
+    return " + ".join(f"{_path(output, made.machine.name)} x {made.n_units}" for made in imported.machines)
+
+
+def _json(imported: Imported, output: str | None) -> dict[str, object]:
+    return {
+        "machine": _machine_text(imported, output),
+        "machines": [
+            {**machine_to_dict(made.machine), "n_units": made.n_units, "hosts": list(made.hosts)} for made in imported.machines
+        ],
+        "rails": [{"host": r.host, "nic": r.nic, "gpus": list(r.gpus), "rail": r.rail} for r in imported.rails],
+        "notes": list(imported.notes),
+    }
+
+
+def _show(imported: Imported, output: str) -> None:
+    for made in imported.machines:
+        machine = made.machine
+        domains = "domain" if made.n_units == 1 else "domains"
+        print_facts(
+            f"{_path(output, machine.name)}: {machine.title}",
+            [
+                ("found", f"{made.n_units} NVLink {domains} of {machine.hosts_per_domain} x {machine.gpus_per_host} GPUs"),
+                ("NVLink a GPU", format_bandwidth(machine.nvlink_Bps)),
+                ("NICs a GPU", f"{machine.nics_per_gpu} x {format_bandwidth(machine.nic_Bps)}"),
+                ("oversubscription", f"{machine.oversubscription:g}"),
+            ],
+        )
+    if imported.rails:
+        first = imported.rails[0].host
+        print_table(
+            ["NIC", "nearest to", "rail"],
+            [[r.nic, ", ".join(f"GPU {i}" for i in r.gpus) or "-", r.rail] for r in imported.rails if r.host == first],
+            title=f"\nRails of {first}, by the fabric",
+        )
+    print_facts("\nplan on it", [("", f'--machine "{_machine_text(imported, output)}"')])

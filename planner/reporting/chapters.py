@@ -1,0 +1,79 @@
+"""What the report says of one plan: which sections, in which order."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shardroute.planner.critical_paths import critical_path
+from shardroute.planner.plans import Plan
+from shardroute.planner.reporting.contest_pictures import (
+    WhatIf,
+    measured_section,
+    strategies_section,
+    what_if_section,
+)
+from shardroute.planner.reporting.explanations import explain
+from shardroute.planner.reporting.layout_pictures import layout_section
+from shardroute.planner.reporting.machine_pictures import load_section, machine_section
+from shardroute.planner.reporting.pages import Chapter
+from shardroute.planner.reporting.rivals import Rival
+from shardroute.planner.reporting.sections import Cell, Section, table
+from shardroute.planner.reporting.time_pictures import gpu_section, link_section, path_section
+from shardroute.planner.reports import PlanReport, calibration_warning
+from shardroute.planner.simulator.refit import Prediction
+from shardroute.planner.timelines import Timeline
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.units import format_bytes, format_seconds
+
+
+def chapter(
+    title: str,
+    plan: Plan,
+    report: PlanReport,
+    prediction: Prediction,
+    calibration: Calibration,
+    *,
+    rivals: Sequence[Rival] = (),
+    what_ifs: Sequence[WhatIf] = (),
+    measured: Timeline | None = None,
+    tensor: str | None = None,
+) -> Chapter:
+    """All sections of a plan. Raises InputError for a tensor that it doesn't have and a measurement of another plan."""
+    explanation = explain(plan, prediction, calibration, rivals)
+    sections = [
+        _numbers_section(plan, report, explanation.sentences),
+        machine_section(plan),
+        load_section(plan, prediction),
+        path_section(plan, prediction, critical_path(plan, prediction)),
+        gpu_section(plan, prediction.timeline),
+        link_section(plan, prediction),
+    ]
+    if rivals:
+        sections.append(strategies_section(report, rivals))
+    if measured is not None:
+        sections += [measured_section(prediction.timeline, measured), gpu_section(plan, measured)]
+    sections.append(layout_section(plan.problem, tensor))
+    if what_ifs:
+        sections.append(what_if_section(plan.strategy, what_ifs))
+    return Chapter(title, calibration_warning(plan.topology.machine, calibration) or "", tuple(sections))
+
+
+def _numbers_section(plan: Plan, report: PlanReport, sentences: Sequence[str]) -> Section:
+    """The numbers of `show --json`, by their names there, and the sentences of `explain`."""
+    rows = [[Cell(name), Cell(text)] for name, text in plan.problem.about]
+    for name, value in msgspec.to_builtins(report).items():
+        match value:
+            case None:
+                continue
+            case dict():
+                cell = Cell(f"{value['resource']}, {format_seconds(value['seconds'])}")
+            case str():
+                cell = Cell(value, key=name)
+            case _ if name.endswith("_s"):
+                cell = Cell(format_seconds(value), value, name)
+            case _ if "bytes" in name:
+                cell = Cell(format_bytes(value), value, name)
+            case _:
+                cell = Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", value, name)
+        rows.append([Cell(name.removesuffix("_s").removeprefix("n_").replace("_", " ")), cell])
+    return Section("numbers", "Why this plan", tuple(sentences), None, "", table(("", ""), rows))

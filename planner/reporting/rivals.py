@@ -1,0 +1,108 @@
+"""What other strategies would make of a plan's problem on its machine, by prediction.
+
+Rule: rivals are planned with the options that a plan gets when none are given; a plan doesn't say which it was made with.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from shardroute.planner.plans import Plan
+from shardroute.planner.reports import Busiest, traffic
+from shardroute.planner.ring.strategies import RING_STRATEGIES, ring_plan
+from shardroute.planner.ring.tensors import Pass
+from shardroute.planner.routing.auto import DIRECT_PAIRS, OPTIMAL_PAIRS, RULES_PAIRS
+from shardroute.planner.routing.strategies import STRATEGIES, make_plan, pieces_of
+from shardroute.planner.routing.sums import SUMMING
+from shardroute.planner.simulator.refit import predict
+from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.errors import InfeasibleError, InputError
+from shardroute.topologies.topologies import Topology
+
+# Pairs of a pattern and a rank that needs it, above which a strategy isn't tried unless it is named: those of `auto` where it has
+# one. m2n-pack and hybrid send each piece to its needers or relays one by one, as domain-relay does.
+_MOST_PAIRS: Final = {
+    "direct": DIRECT_PAIRS, "optimal": OPTIMAL_PAIRS, "domain-relay": RULES_PAIRS, "m2n-pack": RULES_PAIRS, "hybrid": RULES_PAIRS,
+}  # fmt: skip
+
+
+class Rival(msgspec.Struct, frozen=True):
+    """A strategy's plan in numbers; `why_not` says why there is none, and the numbers are then None.
+
+    ratio   its predicted time over that of the plan that it is beside, None where that is 0 or unknown
+    """
+
+    strategy: str
+    predicted_s: float | None = None
+    ratio: float | None = None
+    n_steps: int | None = None
+    n_bytes_cross_domain: int | None = None
+    peak_staging_bytes: int | None = None
+    busiest: Busiest | None = None
+    why_not: str = ""
+
+
+def strategies_for(plan: Plan) -> tuple[str, ...]:
+    """The names of the strategies that suit the plan's kind of problem."""
+    if plan.attention is not None:
+        return tuple(RING_STRATEGIES)
+    return tuple(SUMMING) if plan.problem.summed else tuple(STRATEGIES)
+
+
+def rivals_of(
+    plan: Plan,
+    predicted_s: float,
+    calibration: Calibration,
+    names: Sequence[str] | None = None,
+    begin: Callable[[str], None] | None = None,
+) -> list[Rival]:
+    """The other strategies, fastest first, those without a plan last; `begin` is told each name before it is tried.
+
+    Of `names` each is tried; without them those that don't take too long. Raises InputError for a name that doesn't suit the
+    plan's kind of problem.
+    """
+    known = strategies_for(plan)
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"strategy {name!r} can't do what this plan does; expected one of {', '.join(known)}")
+    chosen = [name for name in known if name != plan.strategy] if names is None else list(dict.fromkeys(names))
+    n_pairs = 0
+    if names is None and plan.attention is None and not plan.problem.summed:
+        n_pairs = sum(len(needers) for pieces in pieces_of(plan.problem) for needers in pieces.needers)
+    found = []
+    for name in chosen:
+        if n_pairs > _MOST_PAIRS.get(name, n_pairs):
+            why = f"{n_pairs:,} pairs of pattern and needing rank, more than {_MOST_PAIRS[name]:,}, take long; name it to try"
+            found.append(Rival(name, why_not=why))
+            continue
+        if begin is not None:
+            begin(name)
+        found.append(_rival(plan, predicted_s, calibration, name))
+    return sorted(found, key=lambda rival: (rival.predicted_s is None, rival.predicted_s or 0.0, rival.strategy))
+
+
+def plan_anew(plan: Plan, strategy: str, topology: Topology | None = None) -> Plan:
+    """The plan of another strategy, or for another topology, of the plan's problem. Raises as `make_plan` and `ring_plan` do."""
+    topology = plan.topology if topology is None else topology
+    if plan.attention is not None:
+        return ring_plan(plan.attention, topology, strategy, Pass(dict(plan.problem.about)["pass"]))
+    return make_plan(plan.problem, topology, strategy)
+
+
+def _rival(plan: Plan, predicted_s: float, calibration: Calibration, name: str) -> Rival:
+    try:
+        other = plan_anew(plan, name)
+        prediction = predict(other, calibration)
+    except (InputError, InfeasibleError) as error:
+        return Rival(name, why_not=str(error))
+    first = prediction.resources[0] if prediction.resources else None
+    return Rival(
+        strategy=name,
+        predicted_s=prediction.predicted_s,
+        ratio=prediction.predicted_s / predicted_s if predicted_s else None,
+        n_steps=len(other.steps),
+        n_bytes_cross_domain=traffic(other).n_bytes_cross_domain,
+        peak_staging_bytes=other.peak_staging_bytes,
+        busiest=None if first is None else Busiest(first.name, first.n_bytes, first.busy_s),
+    )
