@@ -155,3 +155,12 @@ def test_a_plan_and_a_timeline_do_not_compare(plans, cli, tmp_path) -> None:
 
     assert code == 2
     assert "give two plans, or two timelines" in err
+
+
+def test_a_file_that_is_not_there_is_named(cli, plans, tmp_path) -> None:
+    save_plan(plans["direct"], tmp_path / "a.plan")
+
+    code, _, errors = cli("diff", str(tmp_path / "a.plan"), str(tmp_path / "b.plan"))
+
+    assert code == 2
+    assert f"no file {tmp_path / 'b.plan'}" in errors

@@ -31,10 +31,24 @@ def programs(draw):
 
 @given(programs())
 def test_the_optimum_stays_the_same(program) -> None:
-    found = merged(program)
+    found = merged(program).program
 
     assert len(found.cost) <= len(program.cost)
     assert solve(found, 10.0).cost == pytest.approx(solve(program, 10.0).cost, abs=1e-6)
+
+
+@given(programs())
+def test_the_optimum_of_the_merged_program_is_a_point_and_duals_of_the_first(program) -> None:
+    like = merged(program)
+
+    found = like.expanded(solve(like.program, 10.0))
+
+    sums = np.bincount(program.row, weights=program.value * found.x[program.column], minlength=len(program.row_high))
+    assert (sums <= program.row_high + 1e-6).all()
+    assert program.cost @ found.x == pytest.approx(found.cost, abs=1e-6)
+    weights = program.value * found.duals[program.row]
+    reduced = program.cost - np.bincount(program.column, weights=weights, minlength=len(program.cost))
+    assert found.duals @ program.row_high + np.minimum(reduced, 0) @ program.upper == pytest.approx(found.cost, abs=1e-6)
 
 
 def test_what_is_alike_is_one_row_and_one_column() -> None:
@@ -45,7 +59,7 @@ def test_what_is_alike_is_one_row_and_one_column() -> None:
         value=np.ones(2 * n), row_low=np.full(n, -np.inf), row_high=np.ones(n),
     )  # fmt: skip
 
-    found = merged(program)
+    found = merged(program).program
 
     assert (found.cost.tolist(), found.value.tolist(), found.row_high.tolist()) == ([-float(n)], [2.0], [1.0])
     assert solve(found, 10.0).cost == pytest.approx(-n / 2)
@@ -59,7 +73,7 @@ def test_one_that_differs_makes_its_neighbours_differ() -> None:
         row_low=np.full(n - 1, -np.inf), row_high=np.ones(n - 1),
     )  # fmt: skip
 
-    found = merged(program)
+    found = merged(program).program
 
     assert sorted(found.cost.tolist()) == [-2.0, -2.0, -1.0]
     assert solve(found, 10.0).cost == pytest.approx(solve(program, 10.0).cost)

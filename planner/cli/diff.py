@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,6 +40,9 @@ def diff_command(
     json: JsonFlag = False,
 ) -> None:
     """Say how two plans differ: numbers, bytes by link, predicted time, which tensors go another way. Or how two timelines do."""
+    for path in (first, second):
+        if not Path(path).is_file():
+            raise InputError(f"no file {path}; give two plan files, or two timelines that `simulate -o` or `run -o` wrote")
     kinds = [zipfile.is_zipfile(path) for path in (first, second)]
     if kinds[0] != kinds[1]:
         plan, other = (first, second) if kinds[0] else (second, first)

@@ -160,7 +160,7 @@ def domain_bound_s(patterns: Patterns, topology: Topology, n_ranks: int, time_li
         row_low=np.concatenate([away, np.ones(n_classes), np.full(len(rate), -np.inf)]),
         row_high=np.concatenate([away.astype(np.float64), np.full(n_classes, np.inf), np.zeros(len(rate))]),
     )
-    found = solve(merged(program), time_limit_s)
+    found = solve(merged(program).program, time_limit_s)
     return (0.0, "none: out of time") if found is None or not np.isfinite(found.bound) else (found.bound, found.solver)
 
 
@@ -266,9 +266,11 @@ def _master(
         row_low=np.concatenate([np.ones(n_patterns), np.full(n_links + len(out), -np.inf)]),
         row_high=np.concatenate([np.ones(n_patterns), np.zeros(n_links + len(out))]),
     )  # fmt: skip
-    found = solve(program, time_limit_s)
-    if found is None:
+    like = merged(program)
+    solved = solve(like.program, time_limit_s)
+    if solved is None:
         return None, None
+    found = like.expanded(solved)
     duals = None
     if found.duals is not None:
         duals = np.zeros(4 * topology.n_gpus + topology.n_domains)

@@ -6,27 +6,45 @@ one column a colour have the same optimum (Grohe, Kersting, Mladenov, Selman, "D
 2014).
 """
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Ints
-from shardroute.planner.routing.programs import Program
+from shardroute.planner.routing.programs import Program, Solved
 
 
-def merged(program: Program) -> Program:
-    """The program with one row and one column for all that are alike; its optimum is the same."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Merged:
+    """A program with one row and one column for all that are alike, and which these are for each row and column of the first."""
+
+    program: Program
+    rows: Ints
+    columns: Ints
+
+    def expanded(self, found: Solved) -> Solved:
+        """The same optimum as a point of the first program: like columns have like values, and like rows share a dual."""
+        sizes = np.bincount(self.rows)
+        duals = None if found.duals is None else found.duals[self.rows] / sizes[self.rows]
+        return replace(found, x=found.x[self.columns], duals=duals)
+
+
+def merged(program: Program) -> Merged:
+    """The program with like rows and columns taken as one; its optimum is the same."""
     rows, columns = _colours(program)
     n_columns = int(columns.max(initial=-1)) + 1
     first_row, first_column = (np.unique(colour, return_index=True)[1] for colour in (rows, columns))
     kept = np.isin(program.row, first_row)
     key, at = np.unique(rows[program.row[kept]] * n_columns + columns[program.column[kept]], return_inverse=True)
-    return Program(
+    reduced = Program(
         cost=np.bincount(columns, weights=program.cost, minlength=n_columns).astype(np.float64),
         upper=program.upper[first_column],
         row=key // n_columns, column=key % n_columns,
         value=np.bincount(at, weights=program.value[kept], minlength=len(key)).astype(np.float64),
         row_low=program.row_low[first_row], row_high=program.row_high[first_row],
     )  # fmt: skip
+    return Merged(reduced, rows, columns)
 
 
 def _colours(program: Program) -> tuple[Ints, Ints]:
