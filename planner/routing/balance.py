@@ -32,7 +32,7 @@ EXCESS = (0.75, 0.5, 0.25)
 # Senders are level when the busiest one is this near to their mean. What they send on the whole falls to this share at most: the
 # rest would be for others to pass on, who then are in the way.
 LEVEL = 1.005
-LEAST_SENT = 0.9
+LEAST_SENT = 0.8
 # Below the bound by this much a source should send what it holds itself: prices would have it hand over to its neighbours, each
 # a little, which leaves senders uneven and saves nothing.
 EASE = 1.1
@@ -150,7 +150,9 @@ def level(
     slower = np.full(inv.shape[1], 1.0 / (float(np.delete(load[0], senders).max(initial=0.0)) or 1.0))
     mean = float(load[0, senders].mean())
     least, calm = LEAST_SENT * mean, 0
-    while mean > 0.0 and best > LEVEL and calm < PATIENCE:
+    for _ in range(MOST_SWEEPS):
+        if mean <= 0.0 or best <= LEVEL or calm >= PATIENCE:
+            break
         slower[senders] = 1.0 / max(mean, least)
         above = max(1.0 + EXCESS[1] * (float((load[0] * slower)[senders].max()) - 1.0), 1.0 + LEAST_GAIN)
         for row in (inv[0], load[0]):
@@ -160,7 +162,7 @@ def level(
             row /= slower
         found, busiest_s = unevenness(load[0, senders]), float(work.kernel.busiest(load, up)) * reference
         mean = float(load[0, senders].mean())
-        calm = 0 if found < best * (1 - LEAST_GAIN) and busiest_s <= most_s else calm + 1
+        calm = 0 if found < best * (1 - LEAST_GAIN) else calm + 1
         if found < best and busiest_s <= most_s:
             best, kept, kept_s = found, work.trees(), busiest_s
     return replace(kept, busiest_s=kept_s)
