@@ -1,7 +1,8 @@
-"""Ranks of a test program, forked, each of which leaves what it found in a file."""
+"""Processes of tests: ranks that leave what they found in files, programs that Ctrl-C ends."""
 
 import json
 import os
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,3 +23,8 @@ def fork_ranks(n_ranks: int, folder: Path, run: Callable[[int], object]) -> None
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
+
+
+def hear_ctrl_c() -> None:
+    """In a process about to be started: a shell may have started the tests in the background, where Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_ranks import hear_ctrl_c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -332,7 +333,7 @@ def test_no_process_is_left_however_an_emulation_ends(tmp_path: Path, number: si
     save_plan(small_plan("direct", small_cluster(nic_Bps=2e4)), path)
     save_calibration(nominal_calibration(small_cluster(nic_Bps=2e4).machine), costs)
     command = [sys.executable, "-m", "shardroute.executors", "emulate", path, "--calibration", costs]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_ctrl_c) as run:
         ranks = _descendants(run.pid, at_least=5)
 
         run.send_signal(number)

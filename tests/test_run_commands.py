@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_ranks import hear_ctrl_c
 from hand_plans import HandPlan, relay_chain, row_shards, rows_to_columns
 
 from shardroute.executors.launching.launches import _LAUNCHERS, find_place, first_host
@@ -158,7 +159,9 @@ def test_a_plan_that_would_write_two_elements_to_one_place_is_bad_input(tmp_path
 def test_a_run_ends_in_one_line_at_ctrl_c_however_often_it_is_pressed(tmp_path: Path) -> None:
     save_plan(relay_chain(6, n_elements=100_000, n_chunks=20), tmp_path / "long.plan")  # so that it still runs when we press
     command = [sys.executable, "-m", "shardroute.executors", "run", str(tmp_path / "long.plan"), "--repeats", "10000"]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    program = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=hear_ctrl_c
+    )
 
     time.sleep(3)
     for _ in range(3):
