@@ -192,6 +192,16 @@ def test_sources_send_evenly_where_published_planners_have_them_do_so(name, mach
     assert sent.max() <= 1.01 * sent.mean()
 
 
+@pytest.mark.parametrize("strategy", ["direct", "domain-relay"])
+def test_fixed_rules_have_replicas_take_turns_over_all_that_they_hold(strategy) -> None:
+    problem = tensor_problem("64,1024", "bf16", "dp=8", "R", "ep=16", "S0")  # 16 pieces, each for another rank
+
+    plan = make_plan(problem, build_topology(H100, None, problem.n_ranks), strategy)
+
+    sent = np.bincount(plan.steps.src, weights=plan.step_bytes, minlength=problem.n_ranks)[problem.source.ranks]
+    assert sent.tolist() == [64 * 1024 * 2 / 8] * 8
+
+
 @pytest.mark.parametrize("name", ["DP8 x EP8 -> DP2 x EP32", "EP64 -> DP8 x TP8"])
 def test_levelling_senders_makes_no_link_busier_than_allowed(name) -> None:
     problem = layout(name)

@@ -74,10 +74,13 @@ def n_turns(rule: Rule, patterns: Patterns) -> Ints:
 
 
 def rule_trees(rule: Rule, patterns: Patterns, most: Ints) -> RuleTrees:
-    """The rule's trees for every pattern, `most` of them at most (of each pattern)."""
+    """The rule's trees for every pattern, for `most` pieces (of each pattern) to be dealt over in turn.
+
+    Turns go on from one pattern of the same holders to the next, so that none of these is first more often than others.
+    """
     count = np.minimum(n_turns(rule, patterns), np.maximum(most, 0))
     pattern = np.repeat(np.arange(len(patterns)), count)
-    turn = np.arange(len(pattern)) - np.repeat(np.cumsum(count) - count, count)
+    turn = np.arange(len(pattern)) - np.repeat(np.cumsum(count) - count - _dealt_before(patterns, most), count)
     n_hops = (np.diff(patterns.local[0]) + by_pattern(patterns, np.diff(patterns.needers[0])))[pattern]
     ptr = np.concatenate([[0], np.cumsum(n_hops)]).astype(np.int64)
     src, dst, parent = (np.zeros(int(ptr[-1]), dtype=np.int32) for _ in range(3))
@@ -89,6 +92,18 @@ def rule_trees(rule: Rule, patterns: Patterns, most: Ints) -> RuleTrees:
         src, dst, parent, kind,
     )  # fmt: skip
     return RuleTrees(np.cumsum(count) - count, count, ptr, src, dst, parent, kind)
+
+
+def _dealt_before(patterns: Patterns, most: Ints) -> Ints:
+    """Of each pattern: the pieces of the patterns before it that the same ranks hold."""
+    # Equal sets of holders are one array, see `entries_of`.
+    same = np.unique([id(holders) for holders in patterns.holder_sets], return_inverse=True)[1]
+    order = np.argsort(same, kind="stable")
+    before = np.cumsum(most[order]) - most[order]
+    first = np.searchsorted(same[order], same[order])
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = before - before[first]
+    return found
 
 
 def plan_by_rule(
