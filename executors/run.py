@@ -36,6 +36,8 @@ TRANSPORTS: Final[Sequence[str]] = (PROCESSES, *LIBRARIES)
 DEFAULT_TIMEOUT_S = 300.0
 # Far more than a median needs; the times of every trial are kept.
 MAX_REPEATS = 10_000
+# Far more than anything takes; libraries, and Python's sockets, count nanoseconds up to 2^63, which are 9.2e9 s.
+MAX_TIMEOUT_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def run_plan(
     `mismatches`, not an error. What attention computes (by NumPy on CPUs, by torch on GPUs, unless told otherwise) is compared
     with one device's, unless told not to.
 
-    Raises InputError for an unknown transport, a count below 1 or above MAX_REPEATS, and want of memory or open files; PlanError
+    Raises InputError for an unknown transport, what `check_limits` refuses, and want of memory or open files; PlanError
     for a plan that reads or writes where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s`
     (for everything) pass.
     """
@@ -130,14 +132,13 @@ def run_as_rank(
             f"this is rank {place.rank} of {place.size}, but transport {PROCESSES} starts its ranks itself; run it without a "
             f"launcher, or choose one of {', '.join(LIBRARIES)}"
         )
-    _contents(plan, transport, arithmetic, compare=False)  # for what it refuses, before ranks meet
     if place.size != plan.problem.n_ranks:  # before ranks meet: one that left early would look like a failure to the others
         raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and {place.size} were started")
     deadline = Deadline.after(timeout_s)
+    contents = _contents(plan, transport, arithmetic)  # what one device computes, on every rank by itself
     separate = compile_separate(plan, library_sums=transport in ON_GPUS)
     world = load_library(transport).connect(place, deadline)
     try:
-        contents = _contents(plan, transport, arithmetic)  # what one device computes, on every rank by itself
         if contents is not None:
             load_arithmetic(contents.arithmetic)
         trials = run_launched(
@@ -173,8 +174,16 @@ def _check_request(transport: str, timeout_s: float, repeats: int) -> None:
     check_transport(transport)
     if transport != PROCESSES:
         load_library(transport)
-    if not 1 <= repeats <= MAX_REPEATS or not timeout_s > 0:
-        raise InputError(f"expected 1 to {MAX_REPEATS} repeats and a timeout above 0 s, found {repeats} and {timeout_s:g}")
+    check_limits(timeout_s, repeats)
+
+
+def check_limits(timeout_s: float, repeats: int) -> None:
+    """Raise InputError for a deadline or a number of runs that makes no sense."""
+    if not 1 <= repeats <= MAX_REPEATS or not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InputError(
+            f"expected 1 to {MAX_REPEATS} repeats and a timeout above 0 s, up to {MAX_TIMEOUT_S:g} s, found {repeats} and "
+            f"{timeout_s:g}"
+        )
 
 
 def _contents(plan: Plan, transport: str, arithmetic: Arithmetic | None, *, compare: bool = True) -> Contents | None:

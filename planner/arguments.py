@@ -105,6 +105,17 @@ def parse_ranks(option: str, text: str) -> list[int]:
     return ranks
 
 
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges: [0, 1, 2, 3, 8] -> `0-3,8`."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
 def parse_nics(option: str, texts: Sequence[str]) -> dict[int, float]:
     """`["17=25GB/s", "16-23=200Gb/s"]` -> bytes per second by GPU; what comes later holds. 0 is a NIC that is down."""
     nics: dict[int, float] = {}

@@ -4,24 +4,23 @@ Rule: as in `check`, nothing that planning worked out is trusted.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.ownership import reduced_to
+from shardroute.planner.piece_tables import PieceTables
 from shardroute.planner.plans import SOURCE, TARGET, Op, Plan
 from shardroute.topologies.errors import PlanError
 
 
-def summed_deliveries(
-    plan: Plan, held: NDArray[np.bool_], needed: NDArray[np.bool_], column: Ints, entry_row: Ints, entry_piece: Ints
-) -> tuple[Ints, Ints, Ints]:
+def summed_deliveries(plan: Plan, tables: PieceTables) -> tuple[Ints, Ints, Ints]:
     """Step, rank and piece of everything that lands in destination weights.
 
-    held, needed   bool[n_rows, n_columns]: who holds and who needs a piece; `column` is each rank's column, `entry_row` the row
-                   and `entry_piece` the number of each bundle entry's piece
     Raises PlanError for a step that adds up too few or too many addends, or gathers what no step before it has added up.
     """
     steps, bundles = plan.steps, plan.bundles
+    held, needed, column = tables.held, tables.needed, tables.column
+    entry_piece = tables.entry_piece.astype(np.int64)
+    entry_row = tables.class_row[entry_piece]
     found: list[tuple[Ints, Ints, Ints]] = [(np.zeros(0, np.int64),) * 3]
     for step in range(len(steps)):
         op = Op(int(steps.op[step]))
@@ -48,7 +47,7 @@ def summed_deliveries(
                 gets[...] = False
                 gets[np.arange(len(entries)), owner] = True
         entry, member = np.nonzero(gets)
-        found.append((np.full(len(entry), step), group[member].astype(np.int64), entry_piece[entries[entry]].astype(np.int64)))
+        found.append((np.full(len(entry), step), group[member].astype(np.int64), entry_piece[entries[entry]]))
     steps_of, ranks, pieces = (np.concatenate(each) for each in zip(*found, strict=True))
     return steps_of, ranks, pieces
 

@@ -1,6 +1,5 @@
 """`check` refuses every way in which a plan can fail to deliver, and names the culprit."""
 
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -9,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.planner.check import _check_disjoint, check
+from shardroute.planner import piece_tables
+from shardroute.planner.check import check
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.piece_tables import check_disjoint
 from shardroute.planner.plans import Boxes, Bundles, Op, Plan, Steps
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
@@ -195,7 +196,7 @@ class TestLargeNumbersOfPieces:
         n = 20_000
         corner = np.repeat(np.arange(n)[:, None], n_dims, axis=1)
 
-        _check_disjoint(Boxes(corner, corner + 1), (n,) * n_dims)
+        check_disjoint(Boxes(corner, corner + 1), (n,) * n_dims)
 
     def test_one_that_overlaps_among_scattered_ones_is_found(self) -> None:
         n = 20_000
@@ -204,7 +205,7 @@ class TestLargeNumbersOfPieces:
         hi[12_345] += 1
 
         with pytest.raises(PlanError, match=r"piece \[1234[56]:1234[67], .* overlaps another piece"):
-            _check_disjoint(Boxes(corner, hi), (n + 1, n + 1))
+            check_disjoint(Boxes(corner, hi), (n + 1, n + 1))
 
     @given(st.lists(st.tuples(*[st.tuples(st.integers(0, 8), st.integers(1, 4))] * 2), max_size=6))
     def test_parts_of_the_grid_say_what_the_whole_grid_says(self, drawn) -> None:
@@ -214,10 +215,10 @@ class TestLargeNumbersOfPieces:
         cells = [(i, j) for (a, b), (c, d) in boxes for i in range(a, c) for j in range(b, d)]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys.modules[check.__module__], "_MAX_CELLS", 1)
+            patch.setattr(piece_tables, "_MAX_CELLS", 1)
             found = nullcontext() if len(set(cells)) == len(cells) else pytest.raises(PlanError, match="overlaps another")
             with found:
-                _check_disjoint(Boxes(lo, hi), (12, 12))
+                check_disjoint(Boxes(lo, hi), (12, 12))
 
     def test_ranks_that_hold_nothing_cost_nothing(self) -> None:
         plan = planned("direct")
@@ -226,7 +227,7 @@ class TestLargeNumbersOfPieces:
         assert check(replace(plan, problem=replace(plan.problem, n_ranks=2**20), topology=topology)) == check(plan)
 
     def test_a_table_beyond_the_limit_is_refused(self, monkeypatch) -> None:
-        monkeypatch.setattr(sys.modules[check.__module__], "MAX_TABLE", 10)
+        monkeypatch.setattr(piece_tables, "MAX_TABLE", 10)
 
         with pytest.raises(PlanError, match=r"pieces between 8 ranks are more than can be checked \(10 pairs\)"):
             check(planned("direct"))

@@ -99,6 +99,22 @@ def test_what_is_no_metadata_is_refused_by_the_files_name(tmp_path, data: bytes)
         read_checkpoint_metadata(write(tmp_path, data))
 
 
+# A tuple in a tuple, deeper than the stack; and one that holds one twice that holds one twice, to 2^60.
+DEEP = b")" + b"\x85" * 300_000
+DOUBLED = b")" + b"".join(b"\x940h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60))
+
+
+@pytest.mark.parametrize("nested", [DEEP, DOUBLED])
+def test_a_nested_tuple_is_never_hashed_nor_made_text(tmp_path, nested: bytes) -> None:
+    as_key = b"\x80\x04}" + nested + b"K\x01s."
+    as_name = b"\x80\x04" + nested + b"\x8c\x01x\x93."
+
+    with pytest.raises(InputError, match="a tuple is a key"):
+        read_checkpoint_metadata(write(tmp_path, as_key))
+    with pytest.raises(InputError, match="expected text, found tuple"):
+        read_checkpoint_metadata(write(tmp_path, as_name))
+
+
 @given(st.data())
 def test_a_damaged_file_is_refused_in_words_or_read(tmp_path_factory, data) -> None:
     whole = bytearray(pickle.dumps(sharded(2)))

@@ -383,7 +383,11 @@ def test_emulate_runs_a_plan_and_shows_it_beside_its_prediction(cli, tmp_path: P
     [
         (["emulate", "missing.plan"], "missing.plan"),
         (["emulate", "some.plan", "--write", "."], "--write goes without PLAN"),
+        (["emulate", "some.plan", "--nic", "1 GB/s"], "--nic goes without PLAN"),
         (["emulate", "--calibration", "c.toml"], "go with PLAN"),
+        (["emulate", "--repeats", "5"], "go with PLAN"),
+        (["emulate", "--timeout", "-1"], "a timeout above 0 s"),
+        (["emulate", "--timeout", "inf"], "up to 1e+09 s"),
         (["emulate", "--gpus", "0"], "1 GPU or more, found 0"),
         (["emulate", "--nic", "fast"], "fast"),
         (["emulate", "--domains", "0"], "expected a count from 1, found 0"),

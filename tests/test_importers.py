@@ -349,7 +349,7 @@ def test_what_is_written_is_read_back_equal(tmp_path) -> None:
 
 
 def test_a_source_may_have_any_characters() -> None:
-    odd = 'a "b"\\ \x7f\n'
+    odd = 'a "b"\\ \x7f\n\U0001f4e6'
     (made,) = import_machines(Inputs(parse_nccl_dump((DATA / "dgx-h100.xml").read_bytes(), odd)), "pod").machines
 
     file = tomllib.loads(machine_to_toml(made.machine))
@@ -357,7 +357,18 @@ def test_a_source_may_have_any_characters() -> None:
     assert file["gpu"]["per_host"]["source"] == f"{odd}: GPUs of a host"
 
 
-def test_plan_takes_what_import_wrote(cli, tmp_path) -> None:
+def test_a_name_that_is_no_unicode_can_be_written(tmp_path) -> None:
+    (made,) = import_machines(Inputs(dump(), nics=NicChoice(names=COMPUTE)), "pod").machines
+    figures = tuple(replace(figure, source="a\udcff.xml") for figure in made.machine.figures)
+
+    written = machine_to_toml(replace(made.machine, figures=figures)).encode()
+
+    assert b'source = "a?.xml"' in written
+
+
+def test_plan_takes_what_import_wrote(cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
     code, out, err = cli(
         "machines", "import", "--nvidia-smi", str(DATA / "dgx-h100-topo.txt"), "--hosts", "node[001-002]", "-o", "pod.toml"
     )

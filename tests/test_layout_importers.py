@@ -63,6 +63,8 @@ def test_a_command_is_read_as_its_framework_would(command: str, n_gpus: int | No
         ("vllm serve 'm", None, "can't be split into words"),
         ("vllm serve m -tp $TP", None, r"--tp '\$TP': expected a whole number; it is a variable of your shell"),
         ("vllm serve m -tp 0", None, "--tensor-parallel-size: expected 1 or more, found 0"),
+        ("VLLM_PP_LAYER_PARTITION=7,x,8 vllm serve m -pp 2", None, "PARTITION '7,x,8': expected the layers of each stage"),
+        ("VLLM_PP_LAYER_PARTITION=7,² vllm serve m -pp 2", None, "PARTITION '7,²': expected the layers of each stage"),
         ("vllm serve m -tp 8", 12, "vllm: 12 GPUs are no multiple of 8"),
         ("vllm serve m", 0, "GPUs: expected 1 or more, found 0"),
         (f"{MEGATRON} --context-parallel-size 3", None, "128 GPUs are no multiple of 96"),

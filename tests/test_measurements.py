@@ -15,7 +15,7 @@ from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate
 from shardroute.planner.measurements.bandwidth_logs import read_bandwidth_log
 from shardroute.planner.measurements.calibrate import calibrate_from_logs
-from shardroute.planner.measurements.channel_fits import SendRecvRows, fit_channel_law, fitted_errors
+from shardroute.planner.measurements.channel_fits import SendRecvRows, fit_channel_law, fit_line, fitted_errors
 from shardroute.planner.measurements.nccl_logs import Test, read_nccl_log
 from shardroute.planner.measurements.timeline_fits import calibrate_from_timelines
 from shardroute.planner.plan_files import save_plan
@@ -162,6 +162,11 @@ def test_too_few_sizes_are_refused() -> None:
 
     with pytest.raises(InputError, match="fewer than 2 sizes"):
         fit_channel_law([rows])
+
+
+def test_a_line_through_one_size_is_refused() -> None:
+    with pytest.raises(InputError, match="times between domains are of one size"):
+        fit_line(np.array([2.0**30, 2.0**30]), np.array([0.02, 0.021]), "between domains")
 
 
 def test_logs_change_what_they_say_and_keep_the_rest_with_its_source() -> None:

@@ -53,6 +53,20 @@ def test_copies_that_one_rank_sends_at_once_are_no_permute() -> None:
     assert [o.pairs for o in found.operations] == [((0, 1),), ((0, 2),), ((0, 3),)]
 
 
+def test_operations_stand_in_the_order_in_which_they_first_come() -> None:
+    hand = HandPlan()
+    shape = (6, 4)
+    tensor = hand.tensor(shape, row_shards(shape, [0, 1]), row_shards(shape, [1, 0]))
+    hand.copy(hand.bundle((tensor, [(0, 3), (0, 4)])), 0, 1)
+    gathered = hand.bundle((tensor, [(0, 3), (0, 4)]), (tensor, [(3, 6), (0, 4)]))
+    hand.slots.append(48)
+    hand.gather(gathered, [0, 1], 0)
+
+    found = plan_steps(hand.build(2))
+
+    assert [o.op for o in found.operations] == [Collective.PERMUTE, Collective.ALL_GATHER]
+
+
 def test_a_plan_of_too_many_kinds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_OPERATIONS", 1)
 

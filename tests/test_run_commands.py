@@ -83,6 +83,9 @@ def test_flags_win_over_the_launcher() -> None:
         ({}, TORCHRUN | {"RANK": "first"}, "the environment says RANK='first'"),
         ({"rank": 0, "size": 2}, {}, "nowhere to meet: give --rendezvous"),
         ({"rendezvous": "file:///x"}, {}, "no --rank and --world-size"),
+        ({"rank": 0, "size": 2, "rendezvous": "file:///missing/x"}, {}, "a folder that can be written to, /missing is none"),
+        ({"rank": 0, "size": 2, "rendezvous": "tcp://host"}, {}, "expected tcp://HOST:PORT or file:///PATH"),
+        ({"rank": 0, "size": 2, "rendezvous": "tcp://host:99999"}, {}, "expected tcp://HOST:PORT or file:///PATH"),
         ({}, SRUN | {"SLURM_STEP_NODELIST": "[1]"}, "names no host"),
     ],
 )

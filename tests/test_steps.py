@@ -311,6 +311,7 @@ def test_the_reason_names_what_the_best_beats() -> None:
     (Wanted(cp=3), "must be 16"),
     (Wanted(cp=16, scheme=Scheme.ULYSSES), "KV heads"),
     (Wanted(cp=16, scheme=Scheme.RING, ulysses=4), "strategy ring, ulysses 4, which needs"),
+    (Wanted(cp=1, ulysses=2), "and ulysses 2, which needs"),
     (Wanted(cp=8, tp=1, scheme=Scheme.ULYSSES, carrier=Carrier.NVSHMEM), "strategy ulysses has none"),
 ])
 def test_a_search_without_a_layout_says_why(wanted: Wanted, reason: str) -> None:
@@ -348,4 +349,13 @@ def test_a_start_of_channels_that_is_no_time_is_refused_with_the_file_and_the_ke
     path.write_text(shipped.replace('"6.3 us"', '"soon"'))
 
     with pytest.raises(InputError, match=r"mine.toml: ring.channel_start: 'soon'"):
+        load_rates(str(path))
+
+
+def test_a_rate_without_a_source_is_refused(tmp_path) -> None:
+    shipped = (files("shardroute.planner.backends") / "rates" / "dgx-b200.toml").read_text()
+    path = tmp_path / "mine.toml"
+    path.write_text(shipped.replace('"the same charts"', '""'))
+
+    with pytest.raises(InputError, match=r"mine.toml: attention.backward: source is empty"):
         load_rates(str(path))

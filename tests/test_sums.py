@@ -24,7 +24,7 @@ from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.backends.collectives import Collective, Group, collective_s
 from shardroute.planner.check import check
 from shardroute.planner.plan_files import load_plan, save_plan
-from shardroute.planner.plans import TARGET, Op, Plan
+from shardroute.planner.plans import TARGET, Backend, Op, Plan
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.planner.routing.auto import choose
 from shardroute.planner.routing.caches import plan_key
@@ -69,6 +69,18 @@ def test_sums_are_made_among_the_ranks_of_the_partial_axis_alone() -> None:
     plan = planned(axes="dp=2,tp=3", source="P,S1", target="R,S1")
 
     assert sorted(plan.group(int(g)).tolist() for g in plan.steps.group) == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_nccl_carries_a_sum_unless_it_may_not() -> None:
+    given = problem()
+    topology = build_topology(load_machine("dgx-h100"), min_gpus=4)
+
+    found = [
+        make_plan(given, topology, "one-shot", options=Options(backends=backends)).steps.backend.tolist()
+        for backends in ((Backend.NCCL_PUT, Backend.NVSHMEM), (Backend.NVSHMEM, Backend.NCCL))
+    ]
+
+    assert found == [[Backend.NCCL_PUT], [Backend.NCCL]]
 
 
 def test_steps_carry_no_more_than_the_message_size() -> None:

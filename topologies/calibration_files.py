@@ -1,6 +1,5 @@
 """Calibration files: TOML in which every number is a figure with its source, and measured curves of collectives."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import msgspec
 
 from shardroute.topologies.collectives import Collective, CollectiveCurve
 from shardroute.topologies.costs import COST_TABLES
-from shardroute.topologies.documents import FigureTable, listed_tables, read_toml
+from shardroute.topologies.documents import FigureTable, listed_tables, read_toml, toml_value
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure, Quantity, figure_value, read_figure
 from shardroute.topologies.files import write_file
@@ -102,15 +101,15 @@ def read_calibration_file(path: Path) -> CalibrationDocument:
 
 def write_calibration_file(document: CalibrationDocument, path: Path | str) -> None:
     """Write the document so that read_calibration_file gives an equal one back; times of curves to 15 digits."""
-    lines = [f"{name} = {_toml(getattr(document, name))}" for name in ("machine", "library", "measured", "versions")]
+    lines = [f"{name} = {toml_value(getattr(document, name))}" for name in ("machine", "library", "measured", "versions")]
     table = ""
     for figure in document.figures:
         name, key = figure.key.split(".")
         if name != table:
             lines += ["", f"[{name}]"]
             table = name
-        value = _toml(figure_value(figure, QUANTITIES[figure.key]))
-        lines.append(f"{key} = {{ value = {value}, source = {_toml(figure.source)} }}")
+        value = toml_value(figure_value(figure, QUANTITIES[figure.key]))
+        lines.append(f"{key} = {{ value = {value}, source = {toml_value(figure.source)} }}")
     for curve in document.curves:
         lines += ["", *_curve_lines(curve)]
     write_file(path, ("\n".join(lines) + "\n").encode(), "the calibration")
@@ -127,15 +126,10 @@ def _curve(row: _CurveTable, where: str) -> CollectiveCurve:
 
 def _curve_lines(curve: CollectiveCurve) -> Iterable[str]:
     yield "[[collective]]"
-    yield f"op = {_toml(str(curve.op))}"
+    yield f"op = {toml_value(str(curve.op))}"
     yield f"ranks = {curve.n_ranks}"
     if curve.n_domains != 1:
         yield f"domains = {curve.n_domains}"
-    yield f"source = {_toml(curve.source)}"
+    yield f"source = {toml_value(curve.source)}"
     yield f"bytes = [{', '.join(map(str, curve.n_bytes))}]"
     yield f"us = [{', '.join(f'{t * _US:.15g}' for t in curve.time_s)}]"
-
-
-def _toml(value: str | int | float) -> str:
-    # TOML's basic strings are JSON's, but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

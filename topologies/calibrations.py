@@ -67,7 +67,7 @@ class Calibration:
     GPUs they are part of latency and bandwidth).
     p2p, put and memory say more about a GPU machine's copies, collectives and curves about its collectives; where they
     are None or empty, copies are latency and bandwidth and collectives are reckoned from links. attend_*, grad_* and sums
-    are what attention takes on CPUs, by dtype; GPUs' rates of computation are in shardroute.planner.steps.
+    are what attention takes on CPUs, by dtype; GPUs' rates of computation are in shardroute.planner.backends.rates.
     A calibration holds nvlink and nic, or cores and copy_Bps, or all four; anything else, and a figure that
     disagrees with its number, raises InputError.
     """

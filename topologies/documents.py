@@ -1,6 +1,7 @@
 """The file edge: TOML and plain dicts become checked structs, or one InputError with the key's path."""
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,6 +72,12 @@ def read_toml(path: Path, kind: type[_S]) -> _S:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name}: expected TOML ({error})") from None
     return convert(data, kind, path.name)
+
+
+def toml_value(value: str | int | float) -> str:
+    """The value as TOML; what of a text is no Unicode (a file's name may be any bytes) becomes `?`."""
+    # TOML's basic strings are JSON's, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace").decode()
 
 
 def decode_json(data: bytes, where: str) -> object:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.units import parse_bandwidth, parse_bytes, parse_seconds
+from shardroute.topologies.units import parse_bandwidth, parse_bytes, parse_operations, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Quantity(StrEnum):
     RATIO = "ratio"
     EFFICIENCY = "efficiency"
     CORES = "cores"
+    OPERATIONS = "operations"
+    TRAFFIC = "traffic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ _RULES: Final[Mapping[Quantity, _Rule]] = {
     Quantity.RATIO: _Rule(None, "", "a number from 1.0", lambda v: v >= 1),
     Quantity.EFFICIENCY: _Rule(None, "", "a number above 0 and up to 1.0", lambda v: 0 < v <= 1),
     Quantity.CORES: _Rule(None, "", "a number above 0", lambda v: v > 0),
+    Quantity.OPERATIONS: _Rule(parse_operations, " FLOP/s", "text such as '1400 TFLOP/s', above 0", lambda v: v > 0),
+    Quantity.TRAFFIC: _Rule(None, "", "bytes an element, from 0", lambda v: v >= 0),
 }
 
 

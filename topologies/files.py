@@ -42,6 +42,16 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
     return data
 
 
+def read_text(path: str | Path, most_bytes: int) -> str:
+    """The file's text. Raises InputError as `read_file` does, and, with the line, for bytes that aren't UTF-8."""
+    data = read_file(path, most_bytes)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}: line {line}: expected UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
 def write_file(path: str | Path, data: bytes, what: str) -> None:
     """Write bytes to a path; a device or a pipe may be named too. Raises InputError, which calls the content `what`."""
     try:

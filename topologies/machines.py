@@ -40,7 +40,7 @@ _FOLDER: Final = Path(__file__).parent / "machines"
 # "dgx-h100 x 32", "dgx-h100x32"; the shortest name wins, so the last x before the digits is the times sign.
 _COUNTED: Final = re.compile(r"(?P<name>.*?\S)(?P<gap>\s*)[x×](?P<after>\s*)(?P<count>[+-]?\d+)")
 
-_QUANTITIES: Final[Mapping[str, Quantity]] = {
+QUANTITIES: Final[Mapping[str, Quantity]] = {
     "gpu.per_host": Quantity.COUNT,
     "gpu.memory": Quantity.BYTES,
     "gpu.memory_bandwidth": Quantity.BANDWIDTH,
@@ -92,7 +92,7 @@ class Machine:
             case _:
                 assert_never(self.kind)
         try:
-            check_figures(self.figures, _QUANTITIES, _values(self))
+            check_figures(self.figures, QUANTITIES, _values(self))
         except InputError as error:
             raise InputError(f"machine {self.name}: {error}") from None
 
@@ -234,7 +234,7 @@ def _machine_from_tables(name: str, file: _MachineFile) -> Machine:
             f"{missing[0]}: missing; a machine of kind 'gpu' needs the tables {', '.join(tables)}"
         )
     assert file.gpu is not None
-    figures = tuple(read_figure(key, _QUANTITIES[key], t.value, t.source) for key, t in listed_tables(tables))
+    figures = tuple(read_figure(key, QUANTITIES[key], t.value, t.source) for key, t in listed_tables(tables))
     value = {figure.key: figure.value for figure in figures}
     return Machine(
         name=name,
@@ -268,7 +268,7 @@ def _values(machine: Machine) -> dict[str, float]:
 
 def _check_gpu_machine(machine: Machine) -> None:
     for key, value in _values(machine).items():
-        least = 1 if _QUANTITIES[key] in (Quantity.COUNT, Quantity.RATIO) else 0
+        least = 1 if QUANTITIES[key] in (Quantity.COUNT, Quantity.RATIO) else 0
         if not math.isfinite(value) or value < least or value == 0:
             bound = f"{least} or more" if least else "above 0"
             raise InputError(f"machine {machine.name}: {key}: expected a number {bound}, found {value!r}")

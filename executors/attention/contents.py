@@ -38,7 +38,6 @@ DTYPES_OF: Final[Mapping[Arithmetic, Sequence[str]]] = {
 # Inputs lie evenly in -2 to 2, so that scores (their products over sqrt(width)) differ enough for softmax to matter.
 _SPAN: Final = 4.0
 
-
 _HEAD, _EXPECTED = "contents.head", "contents.expected."
 
 
@@ -93,7 +92,7 @@ class Contents:
 
     def fill(self, arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
         """Write the inputs into every source fragment of the rank."""
-        for row in _rows(holdings, rank, target=False):
+        for row in holdings.rows(rank, target=False):
             name, dtype = self.tensors[int(holdings.tensor[row])]
             index = _index(holdings, row)
             given = self.expected[name][index] if name in ("o", LSE) else values(name, index)
@@ -107,7 +106,7 @@ class Contents:
         tensor = first = -1
         worst = 0.0
         largest = {name: magnitude(expected) for name, expected in self.expected.items()}
-        for row in _rows(holdings, rank, target=True):
+        for row in holdings.rows(rank, target=True):
             number = int(holdings.tensor[row])
             name, dtype = self.tensors[number]
             if name not in self.expected:
@@ -196,12 +195,6 @@ def magnitude(expected: Doubles) -> float:
     """The largest magnitude of a tensor's finite elements, at least 1."""
     finite = expected[np.isfinite(expected)]
     return max(1.0, float(np.abs(finite).max(initial=0.0)))
-
-
-def _rows(holdings: Holdings, rank: int, *, target: bool) -> list[int]:
-    first, last = int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])
-    rows: list[int] = (np.flatnonzero(holdings.target[first:last] == target) + first).tolist()
-    return rows
 
 
 def _index(holdings: Holdings, row: int) -> NDArray[np.int64]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 _TORCH_DTYPES: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-_SIZES: Final = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 
 @runtime_checkable
@@ -55,9 +54,10 @@ class TorchComputing:
         def view(
             owner: int, address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]
         ) -> "torch.Tensor":
-            size = _SIZES[dtype]
+            of: torch.dtype = getattr(torch, _TORCH_DTYPES[dtype])
+            size = of.itemsize
             n_bytes = size + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-            numbers = self._device.view(memory.at(address), n_bytes).view(getattr(torch, _TORCH_DTYPES[dtype]))
+            numbers = self._device.view(memory.at(address), n_bytes).view(of)
             return numbers.as_strided(shape, [stride // size for stride in strides])
 
         return Computer(self._programs.calls, contents.attention, contents.tensors, self._rank, view, torch_kernels)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from msgspec import to_builtins
 
-from shardroute.executors.emulation.emulate import check_repeats, emulate
+from shardroute.executors.emulation.emulate import emulate
 from shardroute.executors.emulation.machines import (
     NIC_BPS,
     NVLINK_BPS,
@@ -19,7 +19,7 @@ from shardroute.executors.emulation.machines import (
 from shardroute.executors.emulation.namespaces import Namespaces
 from shardroute.executors.emulation.ping_pong import calibrate_emulated
 from shardroute.executors.emulation.report import print_emulated
-from shardroute.executors.run import DEFAULT_TIMEOUT_S
+from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
 from shardroute.planner.check import check
 from shardroute.planner.cli import app
 from shardroute.planner.cli.calibrate import figure_text
@@ -46,6 +46,7 @@ EMULATION.append(print_emulated)
 
 _CLUSTER, _PLAN = "A cluster of your own (without PLAN)", "Running a plan"
 _MACHINE_FILE, _CALIBRATION_FILE = "emulated.toml", "emulated-calibration.toml"
+_DOMAINS, _GPUS, _NVLINK, _NIC = 4, 4, format_bandwidth(NVLINK_BPS), format_bandwidth(NIC_BPS)
 
 
 @app.command("emulate", rich_help_panel="Run and measure")
@@ -53,14 +54,12 @@ def emulate_command(
     plan: Annotated[
         str | None, typer.Argument(metavar="PLAN", help="A plan file to run; without one, the links are only measured.")
     ] = None,
-    domains: Annotated[int, typer.Option("--domains", help="NVLink domains.", rich_help_panel=_CLUSTER)] = 4,
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of a domain.", rich_help_panel=_CLUSTER)] = 4,
+    domains: Annotated[int, typer.Option("--domains", help="NVLink domains.", rich_help_panel=_CLUSTER)] = _DOMAINS,
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of a domain.", rich_help_panel=_CLUSTER)] = _GPUS,
     nvlink: Annotated[
         str, typer.Option("--nvlink", help="Rate of a GPU's NVLink, one way.", rich_help_panel=_CLUSTER)
-    ] = format_bandwidth(NVLINK_BPS),
-    nic: Annotated[str, typer.Option("--nic", help="Rate of a GPU's NIC, one way.", rich_help_panel=_CLUSTER)] = (
-        format_bandwidth(NIC_BPS)
-    ),
+    ] = _NVLINK,
+    nic: Annotated[str, typer.Option("--nic", help="Rate of a GPU's NIC, one way.", rich_help_panel=_CLUSTER)] = _NIC,
     write: Annotated[
         str | None,
         typer.Option(
@@ -97,14 +96,18 @@ def emulate_command(
     A plan on it, predicted and measured:
       shardroute emulate e.plan
     """
+    check_limits(timeout, repeats)
+    own = (
+        ("--domains", domains, _DOMAINS), ("--gpus", gpus, _GPUS), ("--nvlink", nvlink, _NVLINK), ("--nic", nic, _NIC),
+        ("--write", write, None),
+    )  # fmt: skip
     if plan is not None:
-        if write is not None:
-            raise InputError("--write goes without PLAN, whose machine is known; leave one of them out")
-        check_repeats(repeats)
+        if given := [name for name, value, default in own if value != default]:
+            raise InputError(f"{given[0]} goes without PLAN, whose machine is known; leave one of them out")
         _run(plan, calibration, repeats, output, timeout, namespaces=namespaces, json=json)
         return
-    if calibration is not None or output is not None:
-        raise InputError("--calibration and --output go with PLAN; without one, --write FOLDER keeps what is measured")
+    if calibration is not None or output is not None or repeats != 1:
+        raise InputError("--calibration, --output and --repeats go with PLAN; without one, --write FOLDER keeps what is measured")
     machine = emulated_machine(gpus, parse_bandwidth(nvlink), parse_bandwidth(nic))
     if write is not None:
         check_machine_path(str(Path(write) / _MACHINE_FILE))

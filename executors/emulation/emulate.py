@@ -12,7 +12,7 @@ from shardroute.executors.interpreting.interpret import compile_plan, to_columns
 from shardroute.executors.launching.processes import ProcessSession
 from shardroute.executors.launching.ranks import EMULATED
 from shardroute.executors.messages.messages import lay_messages
-from shardroute.executors.run import DEFAULT_TIMEOUT_S, MAX_REPEATS, RunResult, result_of
+from shardroute.executors.run import DEFAULT_TIMEOUT_S, RunResult, check_limits, result_of
 from shardroute.executors.transports.seam import Progress
 from shardroute.planner.plans import Op, Plan
 from shardroute.topologies.errors import InputError
@@ -41,7 +41,7 @@ def emulate(
     if sys.platform != "linux":
         raise InputError(f"clusters are emulated on Linux only, and this is {sys.platform}; `shardroute run` runs plans there")
     check_emulated(topology)
-    check_repeats(repeats)
+    check_limits(timeout_s, repeats)
     if topology.n_gpus < plan.problem.n_ranks:
         raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
     _check_moves(plan)
@@ -56,12 +56,6 @@ def emulate(
     ) as session:  # fmt: skip
         trials = session.run(progress)
     return result_of(plan, programs, buffers, EMULATED, trials, None, None)
-
-
-def check_repeats(repeats: int) -> None:
-    """Raise InputError for a number of runs that makes no sense."""
-    if not 1 <= repeats <= MAX_REPEATS:
-        raise InputError(f"expected 1 to {MAX_REPEATS} repeats, found {repeats}")
 
 
 def _check_moves(plan: Plan) -> None:

@@ -11,10 +11,10 @@ from itertools import combinations
 from typing import Final
 
 from shardroute.executors.emulation.cases import CASES, N_DOMAINS, N_RANKS, Case
-from shardroute.executors.emulation.emulate import Links, check_repeats, emulate
+from shardroute.executors.emulation.emulate import Links, emulate
 from shardroute.executors.emulation.machines import NIC_BPS, NVLINK_BPS, emulated_machine
 from shardroute.executors.emulation.ping_pong import calibrate_emulated
-from shardroute.executors.run import DEFAULT_TIMEOUT_S
+from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import RunError
@@ -121,7 +121,7 @@ def validate_emulated(
 
     Raises RunError when a run fails or brings wrong bytes.
     """
-    check_repeats(repeats)
+    check_limits(timeout_s, repeats)
     topology = cluster() if topology is None else topology
     tell = progress if progress is not None else lambda _share, _what: None
     n_plans = sum(len(case.strategies) for case in cases)

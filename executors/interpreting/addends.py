@@ -18,14 +18,12 @@ from shardroute.topologies.errors import InputError
 
 # Up to which whole numbers are exact: 2 to the bits of the significand (IEEE 754; bfloat16 has 8).
 EXACT: Final = {CODES["f32"]: 2**24, CODES["f64"]: 2**53, CODES["bf16"]: 2**8, CODES["f16"]: 2**11}
-
-
 _TILE: Final = 2**16  # elements that are worked on at a time
 
 
 def fill_addends(arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
     """Write the rank's addends into its source fragments. Raises InputError for more ranks than their sums stay exact for."""
-    for row in _rows(holdings, rank, target=False):
+    for row in holdings.rows(rank, target=False):
         code, view = _view(arena, holdings, row)
         largest = _largest(holdings, row, code)
         for starts, extent in cut(view.shape, _TILE):
@@ -37,7 +35,7 @@ def verify_sums(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_
     """Compare every byte of the rank's target part with the sums of all ranks' addends; leaves the sentinel in all fragments."""
     n_bytes = n_wrong = 0
     tensor = index = -1
-    for row in _rows(holdings, rank, target=True):
+    for row in holdings.rows(rank, target=True):
         code, view = _view(arena, holdings, row)
         n_bytes += view.nbytes
         box, holders, largest = int(holdings.box[row]), _holders(holdings, row), _largest(holdings, row, code)
@@ -82,12 +80,6 @@ def _largest(holdings: Holdings, row: int, code: int) -> int:
 
 def _encoded(values: NDArray[np.float64], code: int) -> NDArray[np.generic]:
     return round_bf16(values.astype(np.float32)) if code == CODES["bf16"] else values.astype(HOST_DTYPES[code])
-
-
-def _rows(holdings: Holdings, rank: int, *, target: bool) -> list[int]:
-    first, last = int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])
-    rows: list[int] = (np.flatnonzero(holdings.target[first:last] == target) + first).tolist()
-    return rows
 
 
 def _holders(holdings: Holdings, row: int) -> list[int]:

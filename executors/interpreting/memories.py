@@ -84,6 +84,12 @@ class Holdings:
     itemsize: Ints
     adds: NDArray[np.uint8]
 
+    def rows(self, rank: int, *, target: bool) -> list[int]:
+        """The rows of a rank on one side."""
+        first, last = int(self.ptr[rank]), int(self.ptr[rank + 1])
+        found: list[int] = (np.flatnonzero(self.target[first:last] == target) + first).tolist()
+        return found
+
 
 class Memory:
     """Buffers, holdings and pieces of a plan, with the lookups that turn a place into addresses.

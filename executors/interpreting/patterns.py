@@ -45,7 +45,7 @@ class Finding:
 def fill_sources(arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
     """Write the pattern into every source fragment of the rank."""
     boxes = _Boxes(holdings)
-    for row in _rows(holdings, rank, target=False):
+    for row in holdings.rows(rank, target=False):
         box, view = boxes.view(arena, row)
         for tile in box.tiles:
             np.add(tile.rows(int(holdings.tensor[row])), tile.columns, out=view[tile.part])
@@ -64,7 +64,7 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
     n_bytes = n_wrong = 0
     tensor = index = -1
     boxes = _Boxes(holdings)
-    for row in _rows(holdings, rank, target=True):
+    for row in holdings.rows(rank, target=True):
         box, view = boxes.view(arena, row)
         n_bytes += view.nbytes
         for tile in box.tiles:
@@ -83,7 +83,7 @@ def verify(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: i
 def find_strays(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: int, slots_at: int) -> tuple[int, int]:
     """How many bytes of the rank's target buffers changed outside of all fragments, and the first (-1); leaves the sentinel."""
     boxes = _Boxes(holdings)
-    for row in _rows(holdings, rank, target=True):
+    for row in holdings.rows(rank, target=True):
         box, view = boxes.view(arena, row)
         view[...] = box.sentinel
     rest = arena[target_at:slots_at]  # whole cache lines, so whole words
@@ -99,12 +99,6 @@ def scatter(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def _rows(holdings: Holdings, rank: int, *, target: bool) -> list[int]:
-    first, last = int(holdings.ptr[rank]), int(holdings.ptr[rank + 1])
-    rows: list[int] = (np.flatnonzero(holdings.target[first:last] == target) + first).tolist()
-    return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

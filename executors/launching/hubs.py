@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from shardroute.executors.launching.launches import host_and_port
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.topologies.errors import InputError, RunError
 
@@ -132,11 +133,10 @@ def _address(place: Place) -> tuple[str, int]:
         told = os.environ
         if "MASTER_ADDR" not in told or "MASTER_PORT" not in told:
             raise InputError("nowhere to meet: MASTER_ADDR and MASTER_PORT are not set; give --rendezvous tcp://HOST:PORT")
+        if not told["MASTER_PORT"].isdecimal():
+            raise InputError(f"the environment says MASTER_PORT={told['MASTER_PORT']!r}; expected a number")
         return told["MASTER_ADDR"], int(told["MASTER_PORT"]) + (1 if "TORCHELASTIC_RUN_ID" in told else 0)
-    host, _, port = where.removeprefix("tcp://").rpartition(":")
-    if not where.startswith("tcp://") or not host or not port.isdecimal():
-        raise InputError(f"rendezvous {where!r}: expected tcp://HOST:PORT or file:///PATH")
-    return host.strip("[]"), int(port)
+    return host_and_port(where)
 
 
 def _send(peer: socket.socket, payload: bytes, rank: int, deadline: Deadline) -> None:

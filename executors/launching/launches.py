@@ -33,6 +33,7 @@ _LAUNCHERS: Final = (
 )
 # Ports for jobs that name none, by their number: 20000 to 29999, below where Linux hands out ports of its own (32768).
 _FIRST_PORT, _N_PORTS = 20_000, 10_000
+_MOST_PORT: Final = 2**16 - 1  # TCP's ports are 16 bits
 
 
 def find_place(
@@ -40,7 +41,7 @@ def find_place(
 ) -> Place | None:
     """This process's place in a run, from the flags and else from the launcher; None if nothing says that it is a rank.
 
-    Raises InputError when only part of it is known, or what a launcher says makes no sense.
+    Raises InputError when only part of it is known, what a launcher says makes no sense, or nobody could meet there.
     """
     found = next((at for at in _LAUNCHERS if at.rank in environment and at.size in environment), None)
     if found is None and rank is None and size is None:
@@ -54,6 +55,7 @@ def find_place(
     if not 0 <= rank < size:
         raise InputError(f"rank {rank} of {size}: expected a rank from 0 to {size - 1}")
     rendezvous = rendezvous or _rendezvous(found, environment)
+    _check_rendezvous(rendezvous)
     return Place(rank, size, rendezvous, int(local) if local.isdecimal() else 0)
 
 
@@ -78,6 +80,24 @@ def _rendezvous(launcher: _Launcher | None, environment: Mapping[str, str]) -> s
         port = _FIRST_PORT + (int(job) if job.isdecimal() else 0) % _N_PORTS
         return f"tcp://{first_host(nodes)}:{port}"
     return file_of_host() if _on_one_host(environment) else ""
+
+
+def _check_rendezvous(where: str) -> None:
+    """Raise InputError for a place where nobody can meet: some libraries would try it for minutes, whatever the deadline."""
+    if where.startswith("file://"):
+        folder = Path(where.removeprefix("file://")).parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise InputError(f"rendezvous {where!r}: expected a file in a folder that can be written to, {folder} is none")
+    elif where:
+        host_and_port(where)
+
+
+def host_and_port(where: str) -> tuple[str, int]:
+    """What tcp://HOST:PORT names. Raises InputError for anything else."""
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    if not where.startswith("tcp://") or not host or not port.isdecimal() or int(port) > _MOST_PORT:
+        raise InputError(f"rendezvous {where!r}: expected tcp://HOST:PORT or file:///PATH")
+    return host.strip("[]"), int(port)
 
 
 def first_host(nodes: str) -> str:

@@ -124,6 +124,8 @@ class Resharder:
         self._idle = rank >= plan.problem.n_ranks
         self._messages = lay_messages(plan, programs, buffers)
         self._transport = world.open(programs, self._messages, self._arena, deadline) if not self._idle else None
+        if plan.problem.summed and isinstance(self._transport, Enqueuing):  # whose library adds up, after messages too
+            raise InputError("a resharder over GPUs moves tensors, and this plan adds up; run it with `shardroute run`")
         self._times = np.zeros((2, len(programs.cells.rank)))
         self._n_runs = 0
         self._broken = False

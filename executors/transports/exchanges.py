@@ -213,14 +213,14 @@ class MessageTransport(Generic[Handle]):
                 self._in_window.give_back(done.packed)
         self._into.pop(step, None)
 
-    def _comes_to(self, one: "_Sum", source: int) -> bool:
+    def _comes_to(self, one: _Sum, source: int) -> bool:
         """Whether what a rank brings to a sum is added to something: all but what the first of them brings, which begins it."""
         if source > self._rank:
             self._add_own(one)
         one.first = source if one.first < 0 else one.first
         return one.first != source
 
-    def _add_own(self, one: "_Sum") -> None:
+    def _add_own(self, one: _Sum) -> None:
         """Bring this rank's own addends, once, in its place among the ranks."""
         if not one.has_own:
             one.has_own = True

@@ -8,19 +8,20 @@ within the rank. An event stands wherever one of these waits for another.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.gpus.areas import Area, Areas
 from shardroute.executors.gpus.devices import Capturing, Device, Gathering, Memory, Streaming, wait_for, within
 from shardroute.executors.gpus.mirrors import Mirror
 from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.multicasts import Multicast, find_multicasts
-from shardroute.executors.messages.rounds import Groups, find_groups
+from shardroute.executors.messages.rounds import find_groups
+from shardroute.executors.transports.schedules import Schedule
 from shardroute.executors.transports.seam import Computing, Deadline
 from shardroute.executors.transports.summing import LibrarySums
 from shardroute.topologies.errors import RunError
@@ -30,14 +31,6 @@ Part = tuple[int, int, int]  # pointer, bytes, peer
 TOKEN_BYTES = 1  # what a message that carries nothing sends: libraries may leave out those of 0 bytes
 _TOKEN_ROOM = 256
 _MOST_SETS = 64  # of ranks that broadcast among themselves: each is a communicator, which takes memory and time to make
-
-
-class Area(Enum):
-    """What memory is for."""
-
-    ARENA = auto()
-    OUT = auto()  # to pack in
-    IN = auto()  # to unpack from
 
 
 class Pairs(Streaming, Protocol):
@@ -60,27 +53,6 @@ class Broadcasting(Pairs, Protocol):
         """
 
 
-class Areas:
-    """A rank's memory on a device for its arena, to pack in and to unpack from: shared by transports of which one runs at a time,
-    as large as the largest of them needs.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._pointers = dict.fromkeys(Area, 0)
-        self._sizes = dict.fromkeys(Area, 0)
-
-    def at_least(self, area: Area, n_bytes: int) -> int:
-        """A pointer to so many bytes, which holds until more are asked for."""
-        if self._sizes[area] < n_bytes or not self._sizes[area]:
-            if self._sizes[area]:
-                self._device.free(self._pointers[area])
-                self._sizes[area] = 0
-            self._pointers[area] = self._device.allocate(n_bytes)
-            self._sizes[area] = max(n_bytes, 1)
-        return self._pointers[area]
-
-
 class GroupedTransport:
     """One rank's side. `line_up` returns when all ranks have called it, and takes the deadline."""
 
@@ -96,7 +68,7 @@ class GroupedTransport:
         self._device, self._pairs, self._line_up, self._areas = device, pairs, line_up, areas
         self._programs, self._messages, self._rank = programs, messages, rank
         self._groups = find_groups(programs, messages)
-        self._schedule = _Schedule(programs, messages, self._groups, rank)
+        self._schedule = Schedule(programs, messages, self._groups, rank)
         self.memory = Memory([0], [0])
         self._gathering = Gathering(device, programs.blocks, programs.forms, self.memory)
         self._token = device.allocate(2 * _TOKEN_ROOM)
@@ -282,7 +254,7 @@ class GroupedTransport:
                 self._follow(queue, int(messages.step[message]), done)
             if messages.n_bytes[message]:
                 n_bytes = int(messages.n_bytes[message])
-                pointer = self._out(message, n_bytes)
+                pointer = self._out(message)
                 if groups.out_at[message] != NO_ROWS:
                     self._follow_sent(queue, schedule.latest(int(groups.out_after[message])), done)
                     self._gathering.pack(int(messages.first[message]), int(messages.last[message]), pointer, queue)
@@ -292,8 +264,9 @@ class GroupedTransport:
                 broadcasts[multicast] = (pointer, n_bytes)
             ready.add(action)
         for action in sorted(ready):
-            packed = self._packed.setdefault((number, action), 0) or device.event()
-            self._packed[number, action] = packed
+            if (number, action) not in self._packed:
+                self._packed[number, action] = device.event()
+            packed = self._packed[number, action]
             device.record(packed, self._queues[schedule.queue_of[action]])
             device.follow(self._wire, packed)
         receives, scattered = [], []
@@ -302,7 +275,7 @@ class GroupedTransport:
             pointer = self._token + _TOKEN_ROOM
             if n_bytes:
                 self._follow_uses(self._wire, message, done)
-                pointer = self._into(message, n_bytes)
+                pointer = self._into(message)
                 if groups.in_at[message] != NO_ROWS:
                     self._follow_scattered(self._wire, schedule.latest(int(groups.in_after[message])), done)
                     scattered.append((message, pointer))
@@ -320,7 +293,6 @@ class GroupedTransport:
             step = int(self._programs.actions.step[action])
             if step in self._sums:
                 self._sums.put(step, self.memory.at, self._wire)
-                done.sent_of[step] = number
         device.record(self._sent[number], self._wire)
         if scattered:
             device.follow(self._scatter, self._sent[number])
@@ -328,10 +300,8 @@ class GroupedTransport:
                 self._gathering.unpack(int(messages.first[message]), int(messages.last[message]), pointer, self._scatter)
             device.record(self._scattered[number], self._scatter)
             done.scattered[number] = True
-        for message, _ in schedule.sends[group]:
-            done.sent_of[int(messages.step[message])] = number
-        for message in schedule.receives[group]:
-            done.sent_of[int(messages.step[message])] = number
+        for step in schedule.sent_steps[group]:
+            done.sent_of[step] = number
         for message, _ in scattered:
             done.scattered_of[int(messages.step[message])] = number
 
@@ -380,11 +350,11 @@ class GroupedTransport:
             self._device.follow(stream, self._scattered[number])
             done.seen_scattered[stream] = number
 
-    def _out(self, message: int, n_bytes: int) -> int:
+    def _out(self, message: int) -> int:
         at = int(self._groups.out_at[message])
         return self.memory.at(int(self._messages.src_at[message])) if at == NO_ROWS else self._window(Area.OUT) + at
 
-    def _into(self, message: int, n_bytes: int) -> int:
+    def _into(self, message: int) -> int:
         at = int(self._groups.in_at[message])
         return self.memory.at(int(self._messages.dst_at[message])) if at == NO_ROWS else self._window(Area.IN) + at
 
@@ -429,72 +399,3 @@ class _Done:
         self.scattered: dict[int, bool] = {}
         self.seen_sent: dict[int, int] = defaultdict(lambda: -1)
         self.seen_scattered: dict[int, int] = defaultdict(lambda: -1)
-
-
-class _Schedule:
-    """One rank's part in each group; `numbers` are the groups that it takes part in, ascending."""
-
-    def __init__(self, programs: Programs, messages: Messages, groups: Groups, rank: int) -> None:
-        actions = programs.actions
-        self.actions = list(range(int(actions.ptr[rank]), int(actions.ptr[rank + 1])))
-        self.queue_of = {action: int(actions.queue[action]) for action in self.actions}
-        self.queues = sorted(set(self.queue_of.values()))
-        action_of = {int(actions.step[action]): action for action in self.actions}
-        self.begins: dict[int, list[int]] = defaultdict(list)
-        self.sends: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        self.receives: dict[int, list[int]] = defaultdict(list)
-        self.into_of: dict[int, list[int]] = defaultdict(list)
-        self.before: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for action in self.actions:
-            step, queue = int(actions.step[action]), self.queue_of[action]
-            self.begins[int(groups.first_of_step[step])].append(action)
-            if queue in last:
-                self.before[action] = last[queue]
-            last[queue] = step
-        for message in messages.out[messages.out_ptr[rank] : messages.out_ptr[rank + 1]].tolist():
-            self.sends[int(groups.of_message[message])].append((message, action_of[int(messages.step[message])]))
-        for message in messages.into[messages.in_ptr[rank] : messages.in_ptr[rank + 1]].tolist():
-            self.receives[int(groups.of_message[message])].append(message)
-            self.into_of[int(messages.step[message])].append(message)
-        self.computed: set[int] = set(programs.calls.step[programs.calls.rank == rank].tolist())
-        self.numbers = sorted({*self.begins, *self.sends, *self.receives})
-        self._number_of = {group: number for number, group in enumerate(self.numbers)}
-        self.local = {action: local_rows(programs, action, rank) for action in self.actions}
-        self.peers_of: dict[int, list[int]] = {}
-        self.first_step: dict[int, int] = {}
-        self.sent_steps: dict[int, set[int]] = {}
-        self.scattered_steps: dict[int, set[int]] = {}
-        for group in self.numbers:
-            out = [message for message, _ in self.sends[group]]
-            into = self.receives[group]
-            self.peers_of[group] = sorted({*messages.dst[out].tolist(), *messages.src[into].tolist()})
-            steps = [*messages.step[out].tolist(), *messages.step[into].tolist()]
-            self.first_step[group] = min([*steps, *(int(actions.step[action]) for action in self.begins[group])])
-            self.sent_steps[group] = set(steps)
-            packed = [message for message in into if groups.in_at[message] != NO_ROWS]
-            self.scattered_steps[group] = set(messages.step[packed].tolist())
-        self.peers = sorted({peer for peers in self.peers_of.values() for peer in peers})
-
-    def expect_sums(self, group: int, step: int, sums: LibrarySums) -> None:
-        """Know that a step is added up with a group, if it is."""
-        if step in sums:
-            self.sent_steps[group].add(step)
-            self.peers_of[group] = sorted({*self.peers_of[group], *sums.peers(step)})
-            self.peers = sorted({*self.peers, *sums.peers(step)})
-
-    def latest(self, group: int) -> int:
-        """The number here of a group that the rank takes part in, -1 for none."""
-        return self._number_of[group] if group >= 0 else -1
-
-
-def local_rows(programs: Programs, action: int, rank: int) -> list[tuple[int, int]]:
-    """The runs of an action's rows that stay on its rank; none of what a library adds up with other ranks'."""
-    first, last = int(programs.actions.block_ptr[action]), int(programs.actions.block_ptr[action + 1])
-    step = int(programs.actions.step[action])
-    adds = (programs.blocks.sums[first:last] > 0) & bool(programs.cells.ptr[step + 1] - programs.cells.ptr[step] > 1)
-    here = np.flatnonzero((programs.blocks.to[first:last] == rank) & ~adds) + first
-    if not len(here):
-        return []
-    cuts = np.flatnonzero(np.diff(here) != 1) + 1
-    return [(int(rows[0]), int(rows[-1]) + 1) for rows in np.split(here, cuts)]

@@ -25,7 +25,7 @@ ON_GPUS: Final = frozenset({"nccl", "nccl-put", "nvshmem", "torch-nccl"})  # one
 
 
 class Library(Protocol):
-    """What the module of a library offers, see `transports`."""
+    """What the module of a library offers, see `seam`."""
 
     def missing(self) -> str | None:
         """Why it can't run here, None if it can; imports nothing heavy."""

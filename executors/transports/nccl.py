@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardroute.executors.gpus.areas import Areas
 from shardroute.executors.gpus.cuda import CudaDevice, device_ids
 from shardroute.executors.gpus.devices import within
 from shardroute.executors.gpus.gpu_stack import why_no_nccl
@@ -22,7 +23,7 @@ from shardroute.executors.launching import hubs
 from shardroute.executors.launching.hubs import Hub
 from shardroute.executors.messages.library_sums import Shape, Summation
 from shardroute.executors.messages.messages import Messages
-from shardroute.executors.transports.grouped import Areas, GroupedTransport, Part
+from shardroute.executors.transports.grouped import GroupedTransport, Part
 from shardroute.executors.transports.seam import Deadline, Place
 from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import RunError

@@ -20,7 +20,7 @@ from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.signals import Signals, Tells
-from shardroute.executors.transports.grouped import local_rows
+from shardroute.executors.transports.schedules import local_rows
 from shardroute.executors.transports.seam import Computing, Deadline
 from shardroute.executors.transports.summing import LibrarySums
 from shardroute.planner.layouts.fragments import Ints

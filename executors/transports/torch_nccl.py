@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.gpus.areas import Areas
 from shardroute.executors.gpus.devices import Box, along
 from shardroute.executors.gpus.local_devices import local_device
 from shardroute.executors.interpreting.adding import CODES
@@ -22,7 +23,7 @@ from shardroute.executors.messages.library_sums import Shape, Summation
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.reasons import first_line
 from shardroute.executors.transports import gloo
-from shardroute.executors.transports.grouped import Areas, GroupedTransport, Part
+from shardroute.executors.transports.grouped import GroupedTransport, Part
 from shardroute.executors.transports.seam import Deadline, Place, World
 from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import InputError, RunError

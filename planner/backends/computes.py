@@ -1,8 +1,8 @@
 """What the COMPUTE steps of an attention plan take: CPU time by tiles, GPU time by operations and memory traffic.
 
-On a CPU machine the calibration's tables attend_*, grad_* and sums say what the parts of a tile cost. On a GPU machine the rates
-of shardroute.planner.steps do: operations at attention's own rate, and the traffic of merging, conversions and copies that a step
-of a ring has beside them, at the nominal memory bandwidth.
+On a CPU machine the calibration's tables attend_*, grad_* and sums say what the parts of a tile cost. On a GPU machine `rates`
+do: operations at attention's own rate, and the traffic of merging, conversions and copies that a step of a ring has beside them,
+at the nominal memory bandwidth.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from shardroute.planner.plans import Kind, Mode, Plan
 from shardroute.planner.ring.chunks import Rows, rows_of
 from shardroute.planner.ring.tiles import Work, work
 from shardroute.topologies.calibrations import Calibration
-from shardroute.topologies.costs import TileCost
+from shardroute.topologies.costs import COST_TABLES, TileCost
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine
 
@@ -55,7 +55,9 @@ def _cpu_s(plan: Plan, calibration: Calibration, row: int, found: Work) -> float
             raise _lacks(calibration, "sums")
         return _read_bytes(plan, row) / (calibration.sums.add_Bps if kind is Kind.ADD else calibration.sums.merge_Bps)
     table = f"{'attend' if kind is Kind.ATTEND else 'grad'}_{attention.dtype}"
-    cost: TileCost | None = getattr(calibration, table, None)
+    if table not in COST_TABLES:
+        raise InputError(f"attention in {attention.dtype} on CPUs isn't predicted; calibrations have its costs in f32 and f64")
+    cost: TileCost | None = getattr(calibration, table)
     if cost is None:
         raise _lacks(calibration, table)
     seconds = found.n_scores * (cost.score_s + attention.head_dim * cost.product_s) + found.n_masked * cost.mask_s
@@ -70,7 +72,7 @@ def _cpu_s(plan: Plan, calibration: Calibration, row: int, found: Work) -> float
 def _lacks(calibration: Calibration, table: str) -> InputError:
     return InputError(
         f"calibration of {calibration.machine} ({calibration.library}) has no costs {table}, which attention takes on CPUs; "
-        "measure them with `shardroute calibrate --here` (f32 and f64)"
+        "measure them with `shardroute calibrate --here`"
     )
 
 

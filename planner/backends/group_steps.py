@@ -7,6 +7,7 @@ so that it shares links with whatever else runs. Where the calibration knows NCC
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.topologies import Topology
 
-_COLLECTIVES = {
+# What a collective step is to those who know collectives by themselves.
+COLLECTIVES: Final = {
     Op.ALL_GATHER: Collective.ALL_GATHER,
     Op.BROADCAST: Collective.BROADCAST,
     Op.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
@@ -66,10 +68,10 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
             continue
         root = int(plan.steps.src[step]) if op is Op.BROADCAST else -1
         rings = _rings(plan, step, paths(int(plan.steps.group[step]), root), calibration)
-        if op in _COLLECTIVES and calibration.collectives is not None and len(rings[0].links):
+        if op in COLLECTIVES and calibration.collectives is not None and len(rings[0].links):
             ranks = domain_ranks(int(plan.steps.group[step]))
             group = Group(int(ranks.sum()), len(ranks))
-            (start_s, _), (whole_s, how) = (alone_s(_COLLECTIVES[op], n, group) for n in (1, int(plan.step_bytes[step])))
+            (start_s, _), (whole_s, how) = (alone_s(COLLECTIVES[op], n, group) for n in (1, int(plan.step_bytes[step])))
             if op is Op.ALL_REDUCE and Algorithm.NVLS in how:  # switches add up and multicast: links carry a byte once
                 rings = [replace(ring, n_bytes=float(plan.step_bytes[step]) / len(rings)) for ring in rings]
             pieces_s = float(plan.step_pieces[step]) * calibration.piece_s

@@ -3,18 +3,26 @@
 A machine's shape and its links are in shardroute.topologies; this is the arithmetic beside them.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from shardroute.topologies.documents import read_toml
+from shardroute.topologies.documents import FigureTable, listed_tables, read_toml
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.units import parse_operations, parse_seconds
+from shardroute.topologies.figures import Quantity, read_figure
 
 _FOLDER: Final = Path(__file__).parent / "rates"
+_QUANTITIES: Final[Mapping[str, Quantity]] = {
+    "linear": Quantity.OPERATIONS,
+    "attention.forward": Quantity.OPERATIONS,
+    "attention.backward": Quantity.OPERATIONS,
+    "ring.forward_bytes": Quantity.TRAFFIC,
+    "ring.backward_bytes": Quantity.TRAFFIC,
+    "ring.channel_start": Quantity.SECONDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +46,21 @@ class StepRates:
     channel_start_s: float = 0.0
 
 
-class _Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    value: str
-    source: str
-
-
-class _Bytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    value: float
-    source: str
-
-
 class _Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    forward: _Figure
-    backward: _Figure
+    forward: FigureTable
+    backward: FigureTable
 
 
 class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    forward_bytes: _Bytes
-    backward_bytes: _Bytes
-    channel_start: _Figure | None = None
+    forward_bytes: FigureTable
+    backward_bytes: FigureTable
+    channel_start: FigureTable | None = None
 
 
 class _RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str
     library: str
-    linear: _Figure
+    linear: FigureTable
     attention: _Attention
     ring: _Ring
 
@@ -86,26 +84,17 @@ def load_rates(machine_or_path: str) -> StepRates:
             )
         path = _FOLDER / f"{machine_or_path}.toml"
     file = read_toml(path, _RatesFile)
-    for key, figure in (("ring.forward_bytes", file.ring.forward_bytes), ("ring.backward_bytes", file.ring.backward_bytes)):
-        if not 0 <= figure.value < float("inf"):
-            raise InputError(f"{path.name}: {key}: expected bytes an element from 0, found {figure.value!r}")
-    start = file.ring.channel_start
+    listed = [("linear", file.linear), *listed_tables({"attention": file.attention, "ring": file.ring})]
+    try:
+        value = {key: read_figure(key, _QUANTITIES[key], table.value, table.source).value for key, table in listed}
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from None
     return StepRates(
-        linear_Fps=_parsed(path, "linear", file.linear),
-        forward_Fps=_parsed(path, "attention.forward", file.attention.forward),
-        backward_Fps=_parsed(path, "attention.backward", file.attention.backward),
-        forward_bytes=file.ring.forward_bytes.value,
-        backward_bytes=file.ring.backward_bytes.value,
-        channel_start_s=0.0 if start is None else _parsed(path, "ring.channel_start", start, parse_seconds),
+        linear_Fps=value["linear"],
+        forward_Fps=value["attention.forward"],
+        backward_Fps=value["attention.backward"],
+        forward_bytes=value["ring.forward_bytes"],
+        backward_bytes=value["ring.backward_bytes"],
+        channel_start_s=value.get("ring.channel_start", 0.0),
         source=f"{file.library} on {file.machine}",
     )
-
-
-def _parsed(path: Path, key: str, figure: _Figure, parse: Callable[[str], float] = parse_operations) -> float:
-    try:
-        value = parse(figure.value)
-    except InputError as error:
-        raise InputError(f"{path.name}: {key}: {error}") from None
-    if parse is parse_operations and value == 0:
-        raise InputError(f"{path.name}: {key}: expected text such as '1400 TFLOP/s', above 0, found {figure.value!r}")
-    return value

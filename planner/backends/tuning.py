@@ -123,7 +123,7 @@ def collective_cost(calibration: Calibration) -> CollectiveCost:
 
 def domain_nic_Bps(group: Group, machine: Machine, cost: CollectiveCost) -> float:
     """What the NICs of a domain's members carry together, each way, under a ring or tree."""
-    return group.domain_ranks * machine.nics_per_gpu * machine.nic_Bps * cost.nic_efficiency
+    return group.domain_ranks * machine.gpu_nic_Bps * cost.nic_efficiency
 
 
 def all_reduce_bound(group: Group, machine: Machine, cost: CollectiveCost) -> tuple[float, float]:

@@ -4,9 +4,11 @@ Rule: copies of one size that follow each other in the plan are one permute as l
 what a hop of a ring is. Steps that are alike are one operation, with their number.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from shardroute.planner.backends.group_steps import COLLECTIVES
 from shardroute.planner.choice.operations import Operation, permute
 from shardroute.planner.plans import Op, Plan
 from shardroute.topologies.collectives import Collective
@@ -14,10 +16,6 @@ from shardroute.topologies.errors import InputError
 
 # Each takes milliseconds to choose for, and a person reads them.
 MOST_OPERATIONS: Final = 1000
-_COLLECTIVES: Final = {
-    Op.ALL_GATHER: Collective.ALL_GATHER, Op.BROADCAST: Collective.BROADCAST, Op.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
-    Op.ALL_REDUCE: Collective.ALL_REDUCE,
-}  # fmt: skip
 # XLA's names of dtypes where ours differ.
 _XLA_DTYPES: Final = {
     "bool": "pred", "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64", "f8_e4m3": "f8e4m3fn", "f8_e5m2": "f8e5m2",
@@ -38,15 +36,14 @@ class PlanSteps:
 def plan_steps(plan: Plan, devices_per_process: int = 1) -> PlanSteps:
     """The operations of a plan over its ranks. Raises InputError for one with more than MOST_OPERATIONS different ones."""
     steps, n_ranks = plan.steps, plan.problem.n_ranks
-    first = plan.bundles.tensor[plan.bundles.ptr[steps.bundle].clip(max=max(len(plan.bundles.tensor) - 1, 0))].tolist()
-    counts: dict[_Key, int] = {}
-    rounds: list[tuple[int, str, dict[int, int]]] = []
+    moved: list[tuple[Collective, int, str, tuple[int, ...] | dict[int, int]]] = []  # by a group, or from sources to targets
     latest: dict[tuple[int, str], dict[int, int]] = {}
     for step, op in enumerate(steps.op.tolist()):
         n_bytes = int(plan.step_bytes[step])
         if not n_bytes:
             continue
-        dtype = _xla(plan.problem.tensors[first[step]].dtype)
+        first = plan.bundles.tensor[plan.bundles.ptr[steps.bundle[step]]]
+        dtype = _xla(plan.problem.tensors[first].dtype)
         if op == Op.COPY:
             src, dst = int(steps.src[step]), int(steps.dst[step])
             if src == dst:
@@ -54,16 +51,15 @@ def plan_steps(plan: Plan, devices_per_process: int = 1) -> PlanSteps:
             pairs = latest.get((n_bytes, dtype))
             if pairs is None or src in pairs or dst in pairs.values():
                 pairs = latest[n_bytes, dtype] = {}
-                rounds.append((n_bytes, dtype, pairs))
+                moved.append((Collective.PERMUTE, n_bytes, dtype, pairs))
             pairs[src] = dst
-        elif Op(op) in _COLLECTIVES:
+        elif op in COLLECTIVES:
             group = tuple(sorted(plan.group(int(steps.group[step])).tolist()))
             if len(group) > 1:
-                key: _Key = (_COLLECTIVES[Op(op)], n_bytes, dtype, (group,))
-                counts[key] = counts.get(key, 0) + 1
-    for n_bytes, dtype, pairs in rounds:
-        key = (Collective.PERMUTE, n_bytes, dtype, tuple(sorted(pairs.items())))
-        counts[key] = counts.get(key, 0) + 1
+                moved.append((COLLECTIVES[op], n_bytes, dtype, group))
+    counts: Counter[_Key] = Counter()
+    for kind, n_bytes, dtype, who in moved:
+        counts[kind, n_bytes, dtype, tuple(sorted(who.items())) if isinstance(who, dict) else (who,)] += 1
     if len(counts) > MOST_OPERATIONS:
         raise InputError(
             f"the plan has {len(counts)} different steps to choose for, and at most {MOST_OPERATIONS} are chosen for at once"

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
@@ -16,6 +17,35 @@ machines = typer.Typer(help="List the known machines, or explain one.", invoke_w
 models = typer.Typer(help="List the shipped models, or show one's parameters.", invoke_without_command=True)
 app.add_typer(machines, name="machines", rich_help_panel="Catalogues")
 app.add_typer(models, name="models", rich_help_panel="Catalogues")
+
+
+class ModelEntry(msgspec.Struct, frozen=True):
+    """A shipped model; the field names are those of `models --json`, and stay."""
+
+    name: str
+    family: str
+    n_parameters: int
+
+
+class ParameterEntry(msgspec.Struct, frozen=True):
+    """A parameter of a model."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    n_elements: int
+
+
+class ShownModel(msgspec.Struct, frozen=True):
+    """A model with its parameters; the field names are those of `models show --json`, and stay.
+
+    `published` is the count that its authors state, null if none is known.
+    """
+
+    name: str
+    n_parameters: int
+    published: int | None
+    parameters: list[ParameterEntry]
 
 
 @machines.callback()
@@ -82,7 +112,7 @@ def list_models(context: typer.Context, json: JsonFlag = False) -> None:
         return
     found = [load_model(name) for name in model_names()]
     if json:
-        print_json([{"name": m.name, "family": m.family, "n_parameters": m.n_parameters} for m in found])
+        print_json([ModelEntry(m.name, m.family, m.n_parameters) for m in found])
         return
     print_table(
         ["model", "family", "parameters", "published"],
@@ -104,8 +134,8 @@ def show_model(
     model = load_model(name, scale)
     published = None if model.published is None else model.published.n_parameters
     if json:
-        tensors = [{"name": t.name, "shape": t.shape, "dtype": t.dtype, "n_elements": t.n_elements} for t in model.tensors]
-        print_json({"name": model.name, "n_parameters": model.n_parameters, "published": published, "parameters": tensors})
+        parameters = [ParameterEntry(t.name, list(t.shape), t.dtype, t.n_elements) for t in model.tensors]
+        print_json(ShownModel(model.name, model.n_parameters, published, parameters))
         return
     print_table(
         ["parameter", "shape", "dtype", "bytes"],

@@ -77,6 +77,15 @@ class ChoiceRow(msgspec.Struct, frozen=True):
     rules: list[RuleRow]
 
 
+class ChosenModule(msgspec.Struct, frozen=True):
+    """What carries each collective of an HLO module."""
+
+    module: str
+    n_devices: int
+    calibration: str
+    collectives: list[ChoiceRow]
+
+
 def choice_row(choice: Choice) -> ChoiceRow:
     """A choice as a row for programs."""
     asked = choice.operation
@@ -274,7 +283,7 @@ def _flags_text(row: RuleRow) -> str:
 def _print_module(module: HloModule, choices: list[Choice], setting: Setting, json: bool) -> None:
     rows = [choice_row(choice) for choice in choices]
     if json:
-        print_json({"module": module.name, "n_devices": module.n_devices, "calibration": _costs(setting), "collectives": rows})
+        print_json(ChosenModule(module.name, module.n_devices, _costs(setting), rows))
         return
     print_facts(
         module.name,

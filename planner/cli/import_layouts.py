@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, stderr, stdout
@@ -16,10 +17,27 @@ from shardroute.planner.importers import (
 )
 from shardroute.planner.importers.commands import FRAMEWORKS
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import read_file
+from shardroute.topologies.files import read_text
 
 _MAX_SCRIPT_BYTES: Final = 2**20  # a launch script has some kB
 _KNOWN: Final = ", ".join(FRAMEWORKS)
+
+
+class ImportedSide(msgspec.Struct, frozen=True):
+    """A side's layout as --from and --to take it."""
+
+    spec: str
+    convention: str
+    notes: tuple[str, ...]
+
+
+class ImportedLayouts(msgspec.Struct, frozen=True):
+    """Layouts of commands or a recipe; a side that wasn't given is null. The field names are those of `import --json`."""
+
+    model: str
+    colocated: bool
+    from_: ImportedSide | None = msgspec.field(name="from")
+    to: ImportedSide | None
 
 
 @app.command("import", rich_help_panel="Plan and predict")
@@ -75,13 +93,7 @@ def import_layouts(
             stderr().print(f"note: {note}", markup=False, soft_wrap=True)
     model = next((side.model for side in (source, target) if side is not None and side.model), "")
     if json:
-        print_json(
-            {
-                "model": known_model(model) or model,
-                "colocated": colocated,
-                **{name: None if side is None else _record(side) for name, side in sides.items()},
-            }
-        )
+        print_json(ImportedLayouts(known_model(model) or model, colocated, _imported_side(source), _imported_side(target)))
         return
     facts = [(name, f"{side.spec} ({side.convention})") for name, side in sides.items() if side is not None]
     print_facts(model or "a model", facts)
@@ -100,15 +112,10 @@ def _arguments(model: str, source: ImportedLayout | None, target: ImportedLayout
     return [*found, *(["--to-first-rank 0"] if colocated else []), "--machine MACHINE"]
 
 
-def _record(side: ImportedLayout) -> dict[str, object]:
-    return {"spec": str(side.spec), "convention": side.convention, "notes": list(side.notes)}
+def _imported_side(side: ImportedLayout | None) -> ImportedSide | None:
+    return None if side is None else ImportedSide(str(side.spec), side.convention, side.notes)
 
 
 def _command(text: str) -> str:
     """The command itself, or the text of the script that @FILE names."""
-    if not text.startswith("@"):
-        return text
-    try:
-        return read_file(text[1:], _MAX_SCRIPT_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{text[1:]}: expected a script of UTF-8 text ({error.reason} at byte {error.start})") from None
+    return read_text(text[1:], _MAX_SCRIPT_BYTES) if text.startswith("@") else text

@@ -9,7 +9,7 @@ import typer
 from shardroute.planner.cli.catalogues import machines
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stderr
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import read_file, write_file
+from shardroute.topologies.files import read_file, read_text, write_file
 from shardroute.topologies.importers import (
     Fabric,
     Host,
@@ -122,12 +122,7 @@ def _fabric(ibnetdiscover: str | None, rails: str | None) -> Fabric | None:
 
 
 def _text(path: str) -> str:
-    data = read_file(path, _MAX_TEXT_BYTES)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise InputError(f"{path}: line {line}: expected UTF-8 text ({error.reason} at byte {error.start})") from None
+    return read_text(path, _MAX_TEXT_BYTES)
 
 
 def _path(output: str | None, name: str) -> str:
@@ -146,8 +141,8 @@ def _json(imported: Imported, output: str | None) -> dict[str, object]:
         "machines": [
             {**machine_to_dict(made.machine), "n_units": made.n_units, "hosts": list(made.hosts)} for made in imported.machines
         ],
-        "rails": [{"host": r.host, "nic": r.nic, "gpus": list(r.gpus), "rail": r.rail} for r in imported.rails],
-        "notes": list(imported.notes),
+        "rails": imported.rails,
+        "notes": imported.notes,
     }
 
 

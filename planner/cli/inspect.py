@@ -2,20 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 import typer
 from msgspec import to_builtins
 from numpy.typing import NDArray
 
+from shardroute.planner.arguments import ranges_text
 from shardroute.planner.check import check
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.plan_ring import costs_of
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.texts import devices_text, ranges_text, report_facts
-from shardroute.planner.coverage import coverage
+from shardroute.planner.cli.texts import devices_text, report_facts
+from shardroute.planner.coverage import Coverage, coverage
 from shardroute.planner.exchange import problem_between, read_inventory
 from shardroute.planner.memories import bytes_in_place, check_memory
 from shardroute.planner.parts import load_part
@@ -31,6 +33,50 @@ from shardroute.topologies.units import format_bytes, format_seconds
 _MOST_LACKS = 20  # a screenful; --json lists them all
 
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file that `shardroute plan -o` wrote.")]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTotal:
+    """What the steps of one lane carry."""
+
+    lane: str
+    n_steps: int
+    n_bytes: int
+    largest_bytes: int
+
+
+class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's part of a plan: what it drives, and what comes to it; the field names are those of `show --rank N --json`."""
+
+    rank: int
+    digest: str
+    n_steps: int
+    n_steps_driven: int
+    n_bytes_sent: int
+    sends_to: list[int]
+    n_steps_got: int
+    n_bytes_got: int
+    gets_from: list[int]
+    staging_bytes: int
+    lanes: list[LaneTotal]
+
+
+class CheckedPlan(msgspec.Struct, frozen=True):
+    """What was proved of a plan; the field names are those of `check PLAN --json`, and stay."""
+
+    ok: Literal[True]
+    digest: str
+    n_steps: int
+    n_deliveries: int
+    n_bytes: int
+
+
+class CheckedLayouts(msgspec.Struct, frozen=True):
+    """Whether two layouts fit; the field names are those of `check --from-json A --to-json B --json`, and stay."""
+
+    ok: bool
+    coverage: Coverage
+    n_bytes_in_place: int
 
 
 @app.command("show", rich_help_panel="Plan and predict")
@@ -98,38 +144,28 @@ def _show_part(path: str, rank: int, json: bool) -> None:
     users = part.plan.slot_users
     staging = int(part.plan.slot_bytes[users[users[:, 0] == rank, 1]].sum())
     lanes = _by_lane(part.plan, driven)
-    figures = {
-        "rank": rank, "digest": part.digest, "n_steps": part.n_steps, "n_steps_driven": int(driven.sum()),
-        "n_bytes_sent": int(n_bytes[sent & (steps.op == Op.COPY)].sum()), "sends_to": np.unique(steps.dst[sent]).tolist(),
-        "n_steps_got": int(got.sum()), "n_bytes_got": int(n_bytes[got].sum()), "gets_from": np.unique(steps.src[got]).tolist(),
-        "staging_bytes": staging, "lanes": lanes,
-    }  # fmt: skip
+    shown = ShownPart(
+        rank=rank, digest=part.digest, n_steps=part.n_steps, n_steps_driven=int(driven.sum()),
+        n_bytes_sent=int(n_bytes[sent & (steps.op == Op.COPY)].sum()), sends_to=np.unique(steps.dst[sent]).tolist(),
+        n_steps_got=int(got.sum()), n_bytes_got=int(n_bytes[got].sum()), gets_from=np.unique(steps.src[got]).tolist(),
+        staging_bytes=staging, lanes=lanes,
+    )  # fmt: skip
     if json:
-        print_json(figures)
+        print_json(shown)
         return
     print_facts(
         f"{path}, rank {rank}",
         [
             ("steps of its own", f"{len(part.step):,} of {part.n_steps:,}"),
-            ("drives", f"{figures['n_steps_driven']:,}, {format_bytes(int(n_bytes[sent].sum()))} to other ranks"),
-            ("to ranks", ranges_text([to for to in np.unique(steps.dst[sent]).tolist() if to >= 0]) or "-"),
-            ("gets", f"{int(got.sum()):,}, {format_bytes(int(n_bytes[got].sum()))} from other ranks"),
-            ("from ranks", ranges_text(np.unique(steps.src[got]).tolist()) or "-"),
+            ("drives", f"{shown.n_steps_driven:,}, {format_bytes(int(n_bytes[sent].sum()))} to other ranks"),
+            ("to ranks", ranges_text([to for to in shown.sends_to if to >= 0]) or "-"),
+            ("gets", f"{shown.n_steps_got:,}, {format_bytes(shown.n_bytes_got)} from other ranks"),
+            ("from ranks", ranges_text(shown.gets_from) or "-"),
             ("staging", format_bytes(staging)),
             ("digest", f"{part.digest[:16]}, of the whole plan"),
         ],
     )
     _print_lanes(lanes, "\nSteps that it drives")
-
-
-@dataclass(frozen=True, slots=True)
-class LaneTotal:
-    """What the steps of one lane carry."""
-
-    lane: str
-    n_steps: int
-    n_bytes: int
-    largest_bytes: int
 
 
 def _print_lanes(lanes: Sequence[LaneTotal], title: str) -> None:
@@ -177,8 +213,7 @@ def check_command(
     with progress("checking"):
         proof = check(loaded)
     if json:
-        figures = {"n_steps": len(loaded.steps), "n_deliveries": proof.n_deliveries, "n_bytes": proof.n_bytes}
-        print_json({"ok": True, "digest": loaded.digest, **figures})
+        print_json(CheckedPlan(True, loaded.digest, len(loaded.steps), proof.n_deliveries, proof.n_bytes))
         return
     print_facts(
         f"{plan} delivers",
@@ -199,7 +234,7 @@ def _check_layouts(from_json: str, to_json: str, json: bool) -> None:
         found = coverage(problem)
         in_place = bytes_in_place(problem, source.aliases, target.aliases)
     if json:
-        print_json({"ok": not found.lacks, "coverage": found, "n_bytes_in_place": in_place})
+        print_json(CheckedLayouts(not found.lacks, found, in_place))
     else:
         facts = [
             ("tensors", f"{found.n_tensors:,} of {format_bytes(problem.n_bytes)}"),

@@ -4,17 +4,49 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
+import msgspec
 import typer
 
+from shardroute.planner.arguments import ranges_text
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import MtpOption, PrecisionOption
-from shardroute.planner.cli.texts import ranges_text
 from shardroute.planner.exchange import Inventory, layout_schema, read_inventory, save_layout
 from shardroute.planner.layouts import CONVENTIONS, lay_out, load_model, parse_spec
 from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_bytes
+
+
+class RankTotal(msgspec.Struct, frozen=True):
+    """What a rank holds; the field names are those of `layout --json`, and stay."""
+
+    rank: int
+    n_tensors: int
+    n_bytes: int
+
+
+class HeldBox(msgspec.Struct, frozen=True):
+    """A box that a rank holds, and its place in a buffer, in elements."""
+
+    tensor: str
+    dtype: str
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+    n_bytes: int
+    buffer: str
+    offset: int
+    strides: tuple[int, ...]
+    buffer_size: int
+
+
+class RankLayout(msgspec.Struct, frozen=True):
+    """All that one rank holds; the field names are those of `layout --rank N --json`, and stay."""
+
+    rank: int
+    n_bytes: int
+    n_buffer_bytes: int
+    holds: list[HeldBox]
 
 
 @app.command("layout", rich_help_panel="Plan and predict")
@@ -70,7 +102,7 @@ def layout_command(
         _show_rank(title, rank, holdings(inventory.tensors, inventory.layout, rank), json)
     elif json:
         rows = zip(sums.rank.tolist(), sums.n_tensors.tolist(), sums.n_bytes.tolist(), strict=True)
-        print_json([{"rank": r, "n_tensors": n, "n_bytes": n_bytes} for r, n, n_bytes in rows])
+        print_json([RankTotal(*row) for row in rows])
     else:
         print_facts(f"{title}\n", [])
         print_table(["ranks", "tensors", "bytes a rank"], _alike(sums), right=["tensors", "bytes a rank"])
@@ -81,20 +113,11 @@ def layout_command(
 def _show_rank(title: str, rank: int, held: Sequence[Holding], json: bool) -> None:
     buffers = {h.buffer: h.buffer_size * h.tensor.itemsize for h in held}
     if json:
-        print_json(
-            {
-                "rank": rank,
-                "n_bytes": sum(h.n_bytes for h in held),
-                "n_buffer_bytes": sum(buffers.values()),
-                "holds": [
-                    {
-                        "tensor": h.tensor.name, "dtype": h.tensor.dtype, "lo": h.lo, "hi": h.hi, "n_bytes": h.n_bytes,
-                        "buffer": h.buffer, "offset": h.offset, "strides": h.strides, "buffer_size": h.buffer_size,
-                    }
-                    for h in held
-                ],
-            }
-        )  # fmt: skip
+        boxes = [
+            HeldBox(h.tensor.name, h.tensor.dtype, h.lo, h.hi, h.n_bytes, h.buffer, h.offset, h.strides, h.buffer_size)
+            for h in held
+        ]
+        print_json(RankLayout(rank, sum(h.n_bytes for h in held), sum(buffers.values()), boxes))
         return
     print_facts(f"{title}, rank {rank}\n", [])
     print_table(["buffer, and the tensors in it", "bytes each"], _folded(held), right=["bytes each"])

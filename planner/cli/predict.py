@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from shardroute.planner.arguments import parse_ranks
@@ -11,10 +12,10 @@ from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, pri
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.compare import Comparison, compare
-from shardroute.planner.critical_paths import critical_path, reasons, summarise
+from shardroute.planner.critical_paths import Link, Part, critical_path, reasons, summarise
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Plan
-from shardroute.planner.ring.overlaps import overlap_facts, overlap_of
+from shardroute.planner.ring.overlaps import Overlap, overlap_facts, overlap_of
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
 from shardroute.planner.traces import trace
@@ -33,6 +34,37 @@ TraceRanksOption = Annotated[
     str | None,
     typer.Option("--trace-ranks", metavar="RANKS", help="Ranks that the trace shows, 0-7,128. Default: all, or the busiest."),
 ]
+
+
+class BusyResource(msgspec.Struct, frozen=True):
+    """A link, bytes through it, and the seconds in which it is in use."""
+
+    resource: str
+    n_bytes: int
+    busy_s: float
+
+
+class CriticalPath(msgspec.Struct, frozen=True):
+    """What the end of a plan waits for; the last of its steps."""
+
+    parts: list[Part]
+    waited_for: list[Part]
+    steps: list[Link]
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction; the field names are those of `simulate --json`, and stay.
+
+    overlap   there for plans that compute attention
+    """
+
+    predicted_s: float
+    digest: str
+    source: str
+    calibrated: bool
+    resources: list[BusyResource]
+    overlap: Overlap | msgspec.UnsetType = msgspec.UNSET
+    critical_path: CriticalPath
 
 
 @app.command("simulate", rich_help_panel="Plan and predict")
@@ -69,17 +101,16 @@ def simulate_command(
     parts = summarise(loaded, chain)
     calibrated = say_costs(topology.machine, costs)
     if json:
-        busy = [{"resource": r.name, "n_bytes": r.n_bytes, "busy_s": r.busy_s} for r in prediction.resources]
         print_json(
-            {
-                "predicted_s": prediction.predicted_s,
-                "digest": loaded.digest,
-                "source": prediction.timeline.source,
-                "calibrated": calibrated,
-                "resources": busy,
-                **({} if loaded.attention is None else {"overlap": overlap_of(loaded, prediction.timeline)}),
-                "critical_path": {"parts": parts, "waited_for": reasons(chain), "steps": chain[-_MOST_LINKS:]},
-            }
+            Simulated(
+                predicted_s=prediction.predicted_s,
+                digest=loaded.digest,
+                source=prediction.timeline.source,
+                calibrated=calibrated,
+                resources=[BusyResource(r.name, r.n_bytes, r.busy_s) for r in prediction.resources],
+                overlap=msgspec.UNSET if loaded.attention is None else overlap_of(loaded, prediction.timeline),
+                critical_path=CriticalPath(parts, reasons(chain), chain[-_MOST_LINKS:]),
+            )
         )
         return
     facts = [("predicted", format_seconds(prediction.predicted_s)), ("for", prediction.timeline.source)]

@@ -42,6 +42,20 @@ class Contest(msgspec.Struct, frozen=True):
     strategies: list[PlanReport]
 
 
+class Strategies(msgspec.Struct, frozen=True):
+    """All strategies on each machine."""
+
+    layouts: dict[str, str]
+    machines: list[Contest]
+
+
+class StrategyEntry(msgspec.Struct, frozen=True):
+    """A strategy by its name."""
+
+    name: str
+    summary: str
+
+
 @app.command("strategies", rich_help_panel="Plan and predict")
 @with_request_options
 def strategies_command(
@@ -95,12 +109,12 @@ def strategies_command(
         if not json:
             _print_contest(contests[-1])
     if json:
-        print_json({"layouts": dict(request.facts), "machines": contests})
+        print_json(Strategies(dict(request.facts), contests))
 
 
 def _list(names: Sequence[str], json: bool) -> None:
     if json:
-        print_json([{"name": name, "summary": _summary(name)} for name in names])
+        print_json([StrategyEntry(name, _summary(name)) for name in names])
         return
     print_table(["strategy", ""], [[name, _summary(name)] for name in names], title="Strategies")
 

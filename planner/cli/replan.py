@@ -8,13 +8,13 @@ import msgspec
 import typer
 from msgspec import to_builtins
 
-from shardroute.planner.arguments import parse_nics, parse_ranks
+from shardroute.planner.arguments import parse_nics, parse_ranks, ranges_text
 from shardroute.planner.changes import carried_over, changed_topology, with_new_ranks, without_ranks
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, staging_bytes
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.texts import devices_text, ranges_text, report_facts
+from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import report

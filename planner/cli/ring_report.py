@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from shardroute.planner.cli.output import print_facts, print_json, print_table
-from shardroute.planner.cli.summaries import print_summaries, share_text, summary_fields
+from shardroute.planner.cli.summaries import print_summaries, share_text, unpadded
 from shardroute.planner.validation.ring import RingReport, own_report, ring_report
-from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.validation.rows import Summary, ValidationRow
 from shardroute.planner.validation.step_rows import Gain
 from shardroute.topologies.units import format_seconds
 
@@ -30,6 +30,22 @@ class RingRow(msgspec.Struct, frozen=True):
     how: str
     source: str
     note: str
+
+
+class LeftOutRows(msgspec.Struct, frozen=True):
+    """Rows that aren't predicted, and why."""
+
+    n_rows: int
+    reason: str
+
+
+class ValidatedRing(msgspec.Struct, frozen=True):
+    """Published training steps and attention calls beside predictions; the field names are those of `validate --ring --json`."""
+
+    rows: list[RingRow]
+    gains: list[Gain]
+    summaries: list[Summary]
+    not_predicted: list[LeftOutRows]
 
 
 def print_ring_report(json: bool, rows: str | None = None) -> None:
@@ -84,19 +100,17 @@ def _print_rows(title: str, rows: Sequence[ValidationRow]) -> None:
     )  # fmt: skip
 
 
-def _as_json(report: RingReport) -> dict[str, object]:
+def _as_json(report: RingReport) -> ValidatedRing:
     rows = [*report.rows, *report.unexplained, *report.kernels]
-    return {
-        "rows": [
+    return ValidatedRing(
+        rows=[
             RingRow(
                 row.kind, row.series, row.name, row.measured_s, row.predicted_s, row.error, row.fitted, row.left_out_error,
                 row.how, row.url, row.note,
             )
             for row in rows
         ],
-        "gains": [
-            {"name": g.name, "published": g.published, "predicted": g.predicted, "explained": g.explained} for g in report.gains
-        ],
-        "summaries": [summary_fields(found) for found in report.summaries],
-        "not_predicted": [{"n_rows": n, "reason": reason} for n, reason in report.skipped],
-    }  # fmt: skip
+        gains=list(report.gains),
+        summaries=[unpadded(found) for found in report.summaries],
+        not_predicted=[LeftOutRows(n, reason) for n, reason in report.skipped],
+    )  # fmt: skip

@@ -1,28 +1,31 @@
 """`shardroute schema`: the JSON Schema of what each command prints with --json.
 
-Rule: each document is written down here once more as a type, field by field, and a test holds what commands print against it.
-Fields stay; new ones may come, so a reader should leave those that it doesn't know.
+Rule: a document is the type that its command prints. What is put together of several, and what commands that run plans print, is
+written down here once more; a test holds it all against what is printed. Fields stay; new ones may come, so a reader should leave
+those that it doesn't know.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, get_type_hints
+from typing import Annotated, Final, get_type_hints
 
 import msgspec
 import typer
 
 from shardroute.planner.cli.bound import BoundReport
-from shardroute.planner.cli.choose import ChoiceRow
-from shardroute.planner.cli.inspect import LaneTotal
+from shardroute.planner.cli.catalogues import ModelEntry, ShownModel
+from shardroute.planner.cli.choose import ChoiceRow, ChosenModule
+from shardroute.planner.cli.import_layouts import ImportedLayouts
+from shardroute.planner.cli.inspect import CheckedLayouts, CheckedPlan, LaneTotal, ShownPart
+from shardroute.planner.cli.layout import RankLayout, RankTotal
 from shardroute.planner.cli.output import print_facts, print_json, print_table
+from shardroute.planner.cli.predict import Simulated
 from shardroute.planner.cli.program import app
-from shardroute.planner.cli.refits import Contest
+from shardroute.planner.cli.refits import Strategies, StrategyEntry
 from shardroute.planner.cli.replan import ReplanReport
 from shardroute.planner.cli.ring import StepRow
-from shardroute.planner.cli.ring_report import RingRow
-from shardroute.planner.cli.validation_report import PublishedRow
+from shardroute.planner.cli.ring_report import ValidatedRing
+from shardroute.planner.cli.validation_report import Validated
 from shardroute.planner.compare import Comparison
-from shardroute.planner.coverage import Coverage
-from shardroute.planner.critical_paths import Link, Part
 from shardroute.planner.exchange.layout_files import LayoutDocument
 from shardroute.planner.reporting.differences import PlanDifference, TimelineDifference
 from shardroute.planner.reporting.explanations import Explanation
@@ -33,6 +36,7 @@ from shardroute.planner.routing.bounds import Cut
 from shardroute.planner.timelines import Verified
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.importers import Rail
 from shardroute.topologies.machines import Machine
 
 
@@ -40,41 +44,6 @@ def _with(name: str, base: type, **more: object) -> type[msgspec.Struct]:
     """A document that has the fields of `base` and these."""
     fields: dict[str, object] = {field: kind for field, kind in get_type_hints(base).items() if field[0] != "_"}
     return msgspec.defstruct(name, [(field, kind) for field, kind in (fields | more).items()], kw_only=True)
-
-
-class ModelEntry(msgspec.Struct):
-    """A shipped model."""
-
-    name: str
-    family: str
-    n_parameters: int
-
-
-class ParameterEntry(msgspec.Struct):
-    """A parameter of a model."""
-
-    name: str
-    shape: list[int]
-    dtype: str
-    n_elements: int
-
-
-class ShownModel(msgspec.Struct):
-    """A model with its parameters; `published` is the count that its authors state, null if none is known."""
-
-    name: str
-    n_parameters: int
-    published: int | None
-    parameters: list[ParameterEntry]
-
-
-class Rail(msgspec.Struct):
-    """A NIC of a host, the GPUs that it is nearest to, and the leaf switch that it hangs on."""
-
-    host: str
-    nic: str
-    gpus: list[int]
-    rail: str
 
 
 class ImportedMachines(msgspec.Struct):
@@ -86,125 +55,6 @@ class ImportedMachines(msgspec.Struct):
     notes: list[str]
 
 
-class ImportedSide(msgspec.Struct):
-    """A side's layout as --from and --to take it."""
-
-    spec: str
-    convention: str
-    notes: list[str]
-
-
-class ImportedLayouts(msgspec.Struct):
-    """Layouts of commands or a recipe; a side that wasn't given is null."""
-
-    model: str
-    colocated: bool
-    from_: ImportedSide | None = msgspec.field(name="from")
-    to: ImportedSide | None
-
-
-class RankTotal(msgspec.Struct):
-    """What a rank holds."""
-
-    rank: int
-    n_tensors: int
-    n_bytes: int
-
-
-class HeldBox(msgspec.Struct):
-    """A box that a rank holds, and its place in a buffer, in elements."""
-
-    tensor: str
-    dtype: str
-    lo: list[int]
-    hi: list[int]
-    n_bytes: int
-    buffer: str
-    offset: int
-    strides: list[int]
-    buffer_size: int
-
-
-class RankLayout(msgspec.Struct):
-    """All that one rank holds."""
-
-    rank: int
-    n_bytes: int
-    n_buffer_bytes: int
-    holds: list[HeldBox]
-
-
-class ShownPart(msgspec.Struct):
-    """A rank's part of a plan: what it drives, and what comes to it."""
-
-    rank: int
-    digest: str
-    n_steps: int
-    n_steps_driven: int
-    n_bytes_sent: int
-    sends_to: list[int]
-    n_steps_got: int
-    n_bytes_got: int
-    gets_from: list[int]
-    staging_bytes: int
-    lanes: list[LaneTotal]
-
-
-class CheckedPlan(msgspec.Struct):
-    """What was proved of a plan."""
-
-    ok: Literal[True]
-    digest: str
-    n_steps: int
-    n_deliveries: int
-    n_bytes: int
-
-
-class CheckedLayouts(msgspec.Struct):
-    """Whether two layouts fit."""
-
-    ok: bool
-    coverage: Coverage
-    n_bytes_in_place: int
-
-
-class BusyResource(msgspec.Struct):
-    """A link, bytes through it, and the seconds in which it is in use."""
-
-    resource: str
-    n_bytes: int
-    busy_s: float
-
-
-class CriticalPath(msgspec.Struct):
-    """What the end of a plan waits for; the last of its steps."""
-
-    parts: list[Part]
-    waited_for: list[Part]
-    steps: list[Link]
-
-
-class Simulated(msgspec.Struct):
-    """A prediction; `overlap` is there for plans that compute attention."""
-
-    predicted_s: float
-    digest: str
-    source: str
-    calibrated: bool
-    resources: list[BusyResource]
-    critical_path: CriticalPath
-    overlap: Overlap | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChosenModule(msgspec.Struct):
-    """What carries each collective of an HLO module."""
-
-    module: str
-    n_devices: int
-    calibration: str
-    collectives: list[ChoiceRow]
-
-
 class ChosenSteps(msgspec.Struct):
     """What carries each kind of a plan's collectives; `count` is how many are of the kind."""
 
@@ -212,74 +62,6 @@ class ChosenSteps(msgspec.Struct):
     n_ranks: int
     calibration: str
     steps: list[_with("CountedChoice", ChoiceRow, count=int)]  # type: ignore[valid-type]
-
-
-class Strategies(msgspec.Struct):
-    """All strategies on each machine."""
-
-    layouts: dict[str, str]
-    machines: list[Contest]
-
-
-class StrategyEntry(msgspec.Struct):
-    """A strategy by its name."""
-
-    name: str
-    summary: str
-
-
-class Summary(msgspec.Struct):
-    """What a set of rows comes to; errors are shares, null where no row is unseen."""
-
-    name: str
-    n_rows: int
-    n_fitted: int
-    n_unseen: int
-    error_median: float
-    error_worst: float
-    unseen_median: float | None
-    unseen_worst: float | None
-
-
-class LeftOut(msgspec.Struct):
-    """Rows that aren't predicted, and why."""
-
-    n_rows: int
-    what: str
-    reason: str
-
-
-class Validated(msgspec.Struct):
-    """Published rows beside predictions."""
-
-    rows: list[PublishedRow]
-    summaries: list[Summary]
-    not_predicted: list[LeftOut]
-
-
-class Gain(msgspec.Struct):
-    """NVSHMEM over NCCL, as published and as predicted."""
-
-    name: str
-    published: float
-    predicted: float
-    explained: bool
-
-
-class LeftOutRing(msgspec.Struct):
-    """Rows that aren't predicted, and why."""
-
-    n_rows: int
-    reason: str
-
-
-class ValidatedRing(msgspec.Struct):
-    """Published training steps and attention calls beside predictions."""
-
-    rows: list[RingRow]
-    gains: list[Gain]
-    summaries: list[Summary]
-    not_predicted: list[LeftOutRing]
 
 
 class Ran(msgspec.Struct):

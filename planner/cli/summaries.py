@@ -1,6 +1,7 @@
 """How `shardroute validate` shows what sets of rows come to: as a table, and as fields of its JSON."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardroute.planner.cli.output import print_table
 from shardroute.planner.validation.rows import Summary
@@ -22,13 +23,9 @@ def print_summaries(title: str, summaries: Sequence[Summary]) -> None:
     )  # fmt: skip
 
 
-def summary_fields(found: Summary) -> dict[str, object]:
-    """The summary as an object of `validate --json`; the field names stay."""
-    return {
-        "name": found.name.strip(), "n_rows": found.n_rows, "n_fitted": found.n_fitted, "n_unseen": found.n_unseen,
-        "error_median": found.error_median, "error_worst": found.error_worst,
-        "unseen_median": found.unseen_median, "unseen_worst": found.unseen_worst,
-    }  # fmt: skip
+def unpadded(found: Summary) -> Summary:
+    """The summary as `validate --json` has it: a name is indented for tables only."""
+    return replace(found, name=found.name.strip())
 
 
 def share_text(value: float | None, sign: str = "") -> str:

@@ -1,7 +1,5 @@
 """Numbers of a plan in words and units, for tables."""
 
-from collections.abc import Sequence
-
 from shardroute.planner.plans import Plan
 from shardroute.planner.reports import PlanReport
 from shardroute.topologies.machines import MachineKind
@@ -11,17 +9,6 @@ from shardroute.topologies.units import format_bytes, format_seconds
 def ratio_text(ratio: float | None) -> str:
     """`1.22 x bound`, or nothing where there is no bound."""
     return "" if ratio is None else f"{ratio:.2f} x bound"
-
-
-def ranges_text(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges, `0-3,7`."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def devices_text(plan: Plan) -> str:

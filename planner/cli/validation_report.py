@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from shardroute.planner.cli.output import print_json, print_table, progress
-from shardroute.planner.cli.summaries import print_summaries, share_text, summary_fields
+from shardroute.planner.cli.summaries import print_summaries, share_text, unpadded
 from shardroute.planner.validation.report import Report, by_series, collective_report, refit_report
-from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.validation.rows import Summary, ValidationRow
 from shardroute.topologies.units import format_seconds
 
 # Of the many collectives, those that miss most are shown; --rows shows all.
@@ -32,6 +32,22 @@ class PublishedRow(msgspec.Struct, frozen=True):
     how: str
     source: str
     note: str
+
+
+class LeftOutRow(msgspec.Struct, frozen=True):
+    """Rows that aren't predicted, and why."""
+
+    n_rows: int
+    what: str
+    reason: str
+
+
+class Validated(msgspec.Struct, frozen=True):
+    """Published rows beside predictions; the field names are those of `validate --json`, and stay."""
+
+    rows: list[PublishedRow]
+    summaries: list[Summary]
+    not_predicted: list[LeftOutRow]
 
 
 def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) -> None:
@@ -98,9 +114,9 @@ def _print_collectives(title: str, rows: Sequence[ValidationRow]) -> None:
     )  # fmt: skip
 
 
-def _as_json(reports: Sequence[Report]) -> dict[str, object]:
-    return {
-        "rows": [
+def _as_json(reports: Sequence[Report]) -> Validated:
+    return Validated(
+        rows=[
             PublishedRow(
                 row.kind, row.series, row.name, row.measured_s, row.predicted_s, row.error, row.fitted, row.held_out,
                 row.left_out_error, row.how, row.url, row.note,
@@ -108,8 +124,6 @@ def _as_json(reports: Sequence[Report]) -> dict[str, object]:
             for report in reports
             for row in report.rows
         ],
-        "summaries": [summary_fields(found) for report in reports for found in report.summaries],
-        "not_predicted": [
-            {"n_rows": left.n_rows, "what": left.what, "reason": left.reason} for report in reports for left in report.skipped
-        ],
-    }  # fmt: skip
+        summaries=[unpadded(found) for report in reports for found in report.summaries],
+        not_predicted=[LeftOutRow(left.n_rows, left.what, left.reason) for report in reports for left in report.skipped],
+    )  # fmt: skip

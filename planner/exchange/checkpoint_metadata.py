@@ -26,9 +26,6 @@ class _Name:
 
     text: str
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(slots=True, eq=False)
 class _Built:
@@ -102,7 +99,7 @@ def _metadata(root: object) -> _Metadata:
         raise InputError("expected a checkpoint's metadata, found no state_dict_metadata")
     places = state.get("storage_data")
     return _Metadata(
-        {str(name): _tensor(entry) for name, entry in tensors.items()},
+        {_word(name): _tensor(entry) for name, entry in tensors.items()},
         {_index(index): _info(info) for index, info in places.items()} if isinstance(places, dict) else None,
     )
 
@@ -117,7 +114,7 @@ def _tensor(entry: object) -> object:
     chunks = state["chunks"]
     if not isinstance(chunks, list):
         raise InputError("expected a list of chunks")
-    return _Tensor(_sizes(state["size"]), _Properties(str(dtype)), tuple(_chunk(chunk) for chunk in chunks))
+    return _Tensor(_sizes(state["size"]), _Properties(_word(dtype)), tuple(_chunk(chunk) for chunk in chunks))
 
 
 def _chunk(chunk: object) -> _Chunk:
@@ -128,17 +125,26 @@ def _chunk(chunk: object) -> _Chunk:
 def _index(index: object) -> _Index:
     state = _state(index, "MetadataIndex")
     offset = state.get("offset")
-    return _Index(str(state["fqn"]), () if offset is None else _sizes(offset))
+    return _Index(_word(state["fqn"]), () if offset is None else _sizes(offset))
 
 
 def _info(info: object) -> _Info:
-    return _Info(str(_state(info, "_StorageInfo")["relative_path"]))
+    return _Info(_word(_state(info, "_StorageInfo")["relative_path"]))
 
 
 def _state(value: object, name: str) -> dict[object, object]:
     if not isinstance(value, _Built) or value.kind.rpartition(".")[2] != name or not isinstance(value.state, dict):
         raise InputError(f"expected torch's {name}, found {value.kind if isinstance(value, _Built) else type(value).__name__}")
     return value.state
+
+
+def _word(value: object) -> str:
+    """A string, or a name such as a dtype's. Nothing else is made text: a tuple may hold one twice that holds one twice."""
+    if isinstance(value, _Name):
+        return value.text
+    if not isinstance(value, str):
+        raise InputError(f"expected text, found {type(value).__name__}")
+    return value
 
 
 def _sizes(value: object) -> tuple[int, ...]:
@@ -208,7 +214,8 @@ def _list(stack: list[object]) -> None:
 
 def _dict(stack: list[object]) -> None:
     items = _to_mark(stack)
-    stack.append(dict(zip(items[::2], items[1::2], strict=True)))
+    stack.append({})
+    _store(stack[-1], items)
 
 
 def _append(stack: list[object]) -> None:
@@ -245,17 +252,25 @@ def _store(target: object, items: list[object]) -> None:
         target = target.items
     if not isinstance(target, dict):
         raise InputError("items are stored in what is no dictionary")
-    target.update(zip(items[::2], items[1::2], strict=True))
+    target.update(zip(_hashable(items[::2]), items[1::2], strict=True))
+
+
+def _hashable(items: list[object]) -> list[object]:
+    """The items, none a tuple: to hash one that is nested a million deep overflows the stack, and no metadata needs it."""
+    for item in items:
+        if isinstance(item, tuple):
+            raise InputError("a tuple is a key, for which a checkpoint's metadata has no use")
+    return items
 
 
 def _stack_global(stack: list[object]) -> None:
     name, module = stack.pop(), stack.pop()
-    stack.append(_Name(f"{module}.{name}"))
+    stack.append(_Name(f"{_word(module)}.{_word(name)}"))
 
 
 def _make(stack: list[object]) -> None:
     arguments, kind = stack.pop(), stack.pop()
-    stack.append(_Built(str(kind) if isinstance(kind, _Name) else "?", arguments))
+    stack.append(_Built(kind.text if isinstance(kind, _Name) else "?", arguments))
 
 
 def _build(stack: list[object]) -> None:
@@ -273,7 +288,7 @@ def _set(stack: list[object]) -> None:
 def _extend_set(target: object, items: list[object]) -> None:
     if not isinstance(target, set):
         raise InputError("items are added to what is no set")
-    target.update(items)
+    target.update(_hashable(items))
 
 
 def _pop(stack: list[object]) -> None:

@@ -5,6 +5,7 @@ frameworks' own: Megatron-LM `megatron/training/arguments.py`, torchtitan `confi
 vLLM `engine/arg_utils.py`, SGLang `srt/server_args.py`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -159,10 +160,17 @@ def _accelerate(flags: Flags, n_gpus: int | None) -> ImportedLayout:
 def _vllm(flags: Flags, n_gpus: int | None) -> ImportedLayout:
     tp, pp = flags.size("tensor-parallel-size", "tp"), flags.size("pipeline-parallel-size", "pp")
     dp = flags.size("data-parallel-size", "dp")
-    partition = flags.environment.get("VLLM_PP_LAYER_PARTITION", "")
-    layers = tuple(int(n) for n in partition.split(",") if n.strip().isdigit())
     model = flags.given("model") or _after(flags, "serve")
-    return vllm_layout(tp, pp, dp, flags.has("enable-expert-parallel", "ep"), n_gpus, model, layers)
+    return vllm_layout(tp, pp, dp, flags.has("enable-expert-parallel", "ep"), n_gpus, model, _vllm_stages(flags))
+
+
+def _vllm_stages(flags: Flags) -> tuple[int, ...]:
+    name = "VLLM_PP_LAYER_PARTITION"
+    text = flags.environment.get(name, "")
+    stages = text.split(",") if text else []
+    if any(re.fullmatch(r"\s*\d{1,9}\s*", stage) is None for stage in stages):
+        raise InputError(f"{name} {text!r}: expected the layers of each stage, such as 7,8,8,7")
+    return tuple(map(int, stages))
 
 
 def vllm_layout(

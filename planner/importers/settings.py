@@ -6,13 +6,13 @@ expanded, so that no file grows when read.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import read_file
+from shardroute.topologies.files import read_text
 
 _MAX_BYTES: Final = 2**20  # verl's generated config, with all of its keys, has some 40 kB
 _MAX_DEPTH: Final = 16
@@ -112,11 +112,7 @@ def read_settings(paths: Sequence[str | Path], overrides: Sequence[str] = ()) ->
 def _with_defaults(path: Path, depth: int) -> dict[_Path, _Value]:
     if depth > _MAX_DEPTH:
         raise InputError(f"{path}: `defaults` lead in a circle, or through more than {_MAX_DEPTH} files")
-    try:
-        text = read_file(path, _MAX_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected UTF-8 text ({error.reason} at byte {error.start})") from None
-    own = _parse(text, str(path))
+    own = _parse(read_text(path, _MAX_BYTES), str(path))
     base = own.pop(("defaults",), None)
     if base is None or base.text in (None, ""):  # Hydra's `defaults` is a list of groups, which are no files beside this one
         return own
@@ -127,9 +123,10 @@ def _with_defaults(path: Path, depth: int) -> dict[_Path, _Value]:
 
 
 def _lay_over(values: dict[_Path, _Value], others: dict[_Path, _Value]) -> None:
+    mappings = _mappings(values)
     for path, value in others.items():
         above = [path[:n] for n in range(1, len(path)) if path[:n] in values]
-        below = [found for found in values if len(found) > len(path) and found[: len(path)] == path]
+        below = [found for found in values if len(found) > len(path) and found[: len(path)] == path] if path in mappings else []
         if value.text == "" and below:  # `key:` alone, over a mapping, adds nothing to it
             continue
         for gone in (*above, *below):
@@ -185,8 +182,13 @@ def _parse(text: str, where: str) -> dict[_Path, _Value]:
             values[path], n_open, skip_from = _Value(None, at), _brackets(rest) if rest[0] in "[{" else 0, indent
         else:
             values[path] = _Value(_plain(rest), at)
-    parents = {path[:n] for path in values for n in range(1, len(path))}
-    return {path: value for path, value in values.items() if path not in parents}
+    mappings = _mappings(values)
+    return {path: value for path, value in values.items() if path not in mappings}
+
+
+def _mappings(values: Mapping[_Path, _Value]) -> set[_Path]:
+    """The paths that values stand below."""
+    return {path[:n] for path in values for n in range(1, len(path))}
 
 
 def _without_comment(line: str) -> str:

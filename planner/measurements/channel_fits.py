@@ -93,8 +93,10 @@ def _law(cost: P2pCost) -> ChannelLaw:
 def fit_line(x: Floats, time_s: Floats, what: str, known_s: Floats | float = 0.0) -> tuple[float, float]:
     """Start and rate of time = start + known + x / rate, by least squares of relative errors, the worst fifth left out.
 
-    Raises InputError, with what the times are of, when they don't rise with x.
+    Raises InputError, with what the times are of, when x has fewer than two values, and when they don't rise with it.
     """
+    if len(np.unique(x)) < 2:
+        raise InputError(f"send/recv: times {what} are of one size; expected a sweep of sizes")
     keep = np.ones(len(x), dtype=bool)
     start = per = 0.0
     for _ in range(3):

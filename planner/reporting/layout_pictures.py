@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from shardroute.planner.arguments import ranges_text
 from shardroute.planner.layouts.fragments import Fragments, box_text
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.charts import COLOURS, Value, boxes
@@ -81,14 +82,8 @@ def _cut_dims(n_dims: int, sides: Sequence[Fragments]) -> tuple[int | None, int 
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MOST_RANGES])
-    return shown + (",..." if len(runs) > _MOST_RANGES else "")
+    found = ranges_text(ranks).split(",")
+    return ",".join([*found[:_MOST_RANGES], *(["..."] if len(found) > _MOST_RANGES else [])])
 
 
 def _alike(name: str, other: str) -> int:

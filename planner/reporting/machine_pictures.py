@@ -27,7 +27,7 @@ def machine_section(plan: Plan) -> Section:
     role = np.where(source & target, "both", np.where(source, "source", np.where(target, "destination", "neither")))
     first = np.searchsorted(topology.domain, np.arange(topology.n_domains + 1))
     cells: list[dict[str, str | int]] = [
-        {"domain": d, "column": g - int(first[d]), "role": str(role[g]), "host": int(topology.host[g])}
+        {"domain": d, "column": g - int(first[d]), "role": str(role[g])}
         for d in range(min(topology.n_domains, _MOST_DOMAINS))
         for g in range(int(first[d]), int(first[d + 1]))
     ]

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardroute.planner.check import PieceTables, Proof, check_waits
+from shardroute.planner.check import Proof, check_waits
 from shardroute.planner.layouts.fragments import box_text
 from shardroute.planner.memories import check_memory
+from shardroute.planner.piece_tables import PieceTables
 from shardroute.planner.plans import SOURCE, TARGET, Kind, Mode, Op, Plan
 from shardroute.planner.ring.workloads import KEY_SIDE, LSE, Attention
 from shardroute.topologies.errors import InputError, PlanError

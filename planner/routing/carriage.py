@@ -65,10 +65,9 @@ def _groups(routes: Routes) -> tuple[Ints, Ints, Ints]:
     for level in range(1, int(depth.max(initial=0)) + 1):
         hop = np.flatnonzero(depth == level)
         chain[:, hop] += chain[:, first[hop] + routes.parent[hop]]
-    n_trees, tree = len(routes.tree_ptr) - 1, np.repeat(np.arange(len(routes.tree_ptr) - 1), np.diff(routes.tree_ptr))
-    longest = np.zeros((2, n_trees), dtype=np.int64)
+    longest = np.zeros((2, len(routes.tree_ptr) - 1), dtype=np.int64)
     for row in range(2):
-        np.maximum.at(longest[row], tree, chain[row])
+        np.maximum.at(longest[row], routes.hop_trees, chain[row])
     kinds, group = np.unique(longest, axis=1, return_inverse=True)
     return group.reshape(-1), kinds[0], kinds[1]
 
@@ -76,8 +75,7 @@ def _groups(routes: Routes) -> tuple[Ints, Ints, Ints]:
 def _loads(routes: Routes, group: Ints, n_groups: int, n_gpus: int) -> tuple[Floats, Floats]:
     """Bytes of each group on the NVLink ports and on the NICs, a row a port; ports with the same row are one."""
     n_bytes = np.bincount(routes.tree, weights=routes.n_bytes, minlength=len(routes.tree_ptr) - 1).astype(np.float64)
-    tree = np.repeat(np.arange(len(routes.tree_ptr) - 1), np.diff(routes.tree_ptr))
-    found = []
+    tree, found = routes.hop_trees, []
     for hops in (np.flatnonzero(routes.lane == Lane.HAND_OVER), np.flatnonzero(routes.lane < Lane.HAND_OVER)):
         of_hop, bytes_of = group[tree[hops]], n_bytes[tree[hops]]
         ports = [

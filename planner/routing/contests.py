@@ -9,6 +9,8 @@ message at a time, which costs a fifth.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shardroute.planner.backends.channels import Path
 from shardroute.planner.plans import Backend, Boxes, Plan
 from shardroute.planner.problems import Problem
@@ -94,19 +96,19 @@ def best_plan(
         left = [e for e in entrants if e.busiest_s <= max(allowed, least * SAME)]
     left.sort(key=lambda e: e.ends_s)
     if len(left) == 1 or calibration is None or is_long(bound_s, costs) or left[0].n_steps > ENTRANT_STEPS:
-        return _winner([(e.ends_s, e) for e in left]).plan()
+        return left[_winner([e.ends_s for e in left], left)].plan()
     close = left[0].ends_s * CLOSE
     return _fastest(
         [e for e in left if e.n_steps <= ENTRANT_STEPS and (e.ends_s <= close or e.n_steps <= FEW_STEPS)], calibration
     )
 
 
-def _winner(found: Sequence[tuple[float, Entrant]]) -> Entrant:
+def _winner(seconds: Sequence[float], entrants: Sequence[Entrant]) -> int:
     """The fastest, by the seconds given, of those that load the sources most evenly and are not too slow for it."""
-    allowed = min([WORTH * min(seconds for seconds, _ in found), *(seconds for seconds, entrant in found if entrant.rule)])
-    near = [(seconds, entrant) for seconds, entrant in found if seconds <= allowed]
-    even = max(EVEN, SAME * min(entrant.unevenness for _, entrant in near))
-    return min(((s, e) for s, e in near if e.unevenness <= even), key=lambda pair: pair[0])[1]
+    allowed = min(WORTH * min(seconds), *(s for s, e in zip(seconds, entrants, strict=True) if e.rule), np.inf)
+    near = [i for i, s in enumerate(seconds) if s <= allowed]
+    even = max(EVEN, SAME * min(entrants[i].unevenness for i in near))
+    return min((i for i in near if entrants[i].unevenness <= even), key=lambda i: seconds[i])
 
 
 def is_long(bound_s: float, costs: Costs | None) -> bool:
@@ -116,13 +118,7 @@ def is_long(bound_s: float, costs: Costs | None) -> bool:
 
 def _fastest(entrants: Sequence[Entrant], calibration: Calibration) -> Plan:
     """By simulation, those that look best first, as long as the steps allow."""
-    found: list[tuple[float, Entrant]] = []
-    plans: dict[int, Plan] = {}
-    n_steps = 0
-    for entrant in entrants:
-        n_steps += entrant.n_steps
-        if found and n_steps > SIMULATED_STEPS:
-            break
-        plans[id(entrant)] = entrant.plan()
-        found.append((predict(plans[id(entrant)], calibration).predicted_s, entrant))
-    return plans[id(_winner(found))]
+    n_steps = np.cumsum([entrant.n_steps for entrant in entrants])
+    tried = entrants[: max(1, int(np.searchsorted(n_steps, SIMULATED_STEPS, side="right")))]
+    plans = [entrant.plan() for entrant in tried]
+    return plans[_winner([predict(plan, calibration).predicted_s for plan in plans], tried)]

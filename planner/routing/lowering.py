@@ -125,7 +125,7 @@ class _Bundling:
 def _bundle(routes: Routes, message_bytes: int | Ints, staging_bytes: int, *, strict: bool) -> _Bundling:
     """Entries cut into bundles of at most `message_bytes` along each tree; where it stages, a quarter of the staging memory."""
     stages = np.zeros(len(routes.tree_ptr) - 1, dtype=bool)
-    stages[np.repeat(np.arange(len(stages)), np.diff(routes.tree_ptr))[routes.staged]] = True
+    stages[routes.hop_trees[routes.staged]] = True
     order = np.lexsort((routes.piece, routes.tensor, routes.tree))
     tree, n_bytes = routes.tree[order], routes.n_bytes[order]
     room = -(-n_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT

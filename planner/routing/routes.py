@@ -29,6 +29,11 @@ class Routes:
     n_bytes: Ints
     tree: Ints
 
+    @property
+    def hop_trees(self) -> Ints:
+        """The tree of each hop."""
+        return np.repeat(np.arange(len(self.tree_ptr) - 1), np.diff(self.tree_ptr))
+
     def depths(self) -> Ints:
         """Of each hop: how many hops come before it."""
         first = np.repeat(self.tree_ptr[:-1], np.diff(self.tree_ptr))

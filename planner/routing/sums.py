@@ -16,7 +16,7 @@ from shardroute.planner.layouts.overlaps import Pieces, overlap
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Op, Plan
 from shardroute.planner.problems import SUMMED_DTYPES, Problem, TensorClass
 from shardroute.planner.routing.drafts import Draft
-from shardroute.planner.routing.options import DEFAULT_BACKENDS, Options
+from shardroute.planner.routing.options import Options
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
@@ -38,9 +38,7 @@ def plan_sums(problem: Problem, topology: Topology, way: str, options: Options |
         ways = ", ".join([*SUMMING, "auto"])
         raise InputError(f"strategy {way!r} moves bytes, and the source is partial; expected one of {ways}")
     if problem.n_ranks > topology.n_gpus:
-        raise InputError(
-            f"the layouts use {problem.n_ranks} GPUs, but {topology.machine.name} x {topology.n_units} has {topology.n_gpus}"
-        )
+        raise InputError(f"the layouts use {problem.n_ranks} GPUs, but {topology.title} has {topology.n_gpus}")
     draft, none = Draft(), np.zeros(0, np.int64)
     pieces = []
     for cls in problem.classes:
@@ -61,9 +59,10 @@ def plan_sums(problem: Problem, topology: Topology, way: str, options: Options |
 
 
 def _backend(topology: Topology, options: Options) -> Backend:
+    """NCCL where it may carry steps, as only its reductions are modelled; else the first library that may."""
     if topology.machine.kind is MachineKind.CPU:
         return Backend.PROCESSES
-    return options.backends[0] if len(options.backends) == 1 else DEFAULT_BACKENDS[0]
+    return Backend.NCCL if Backend.NCCL in options.backends else options.backends[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -168,7 +168,7 @@ def _degrees(model: DenseModel, wanted: Wanted, net: Network) -> Iterator[tuple[
 def _schemes(cp: int, n_kv_heads: int, wanted: Wanted) -> Iterator[tuple[Scheme, int, int | None]]:
     """Scheme, Ulysses degree and head stride; all heads at once is no stride, unless it was asked for."""
     if cp == 1:
-        if wanted.scheme in (None, Scheme.RING) and wanted.head_stride is None:
+        if wanted.scheme in (None, Scheme.RING) and wanted.ulysses in (None, 1) and wanted.head_stride is None:
             yield Scheme.RING, 1, None
         return
     strides: list[int | None] = [wanted.head_stride]

@@ -99,7 +99,7 @@ def _without(place: System, curve: CollectiveCurve, at: int) -> System:
     """The system, with a calibration whose curve lacks the point."""
     keep = [i for i in range(len(curve.n_bytes)) if i != at]
     less = replace(curve, n_bytes=tuple(curve.n_bytes[i] for i in keep), time_s=tuple(curve.time_s[i] for i in keep))
-    # Only curves of the operation are read, so that the others needn't be carried and hashed.
+    # Only curves of the operation are read, so that the others needn't be carried.
     curves = tuple(less if c is curve else c for c in place.calibration.curves if c.op is curve.op)
     return replace(place, calibration=replace(place.calibration, curves=curves, figures=()))
 

@@ -3,16 +3,16 @@
 Rule: what the files don't say (memory, its bandwidth, and a fabric's spine) is a known machine's, and its source says so.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from shardroute.topologies.documents import toml_value
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure, Quantity, figure_value, read_figure, write_figure
 from shardroute.topologies.importers.hosts import Host
 from shardroute.topologies.importers.nics import NicChoice, Rail, chosen_nics, swapped_cables
-from shardroute.topologies.machines import Machine, MachineKind, load_machine, machine_names
+from shardroute.topologies.machines import QUANTITIES, Machine, MachineKind, load_machine, machine_names
 
 # GPUs of the shipped machines as files name them: device ids of https://pci-ids.ucw.cz/v2.2/pci.ids, vendor 10de; product names
 # as `nvidia-smi -L` prints them.
@@ -26,16 +26,6 @@ _KNOWN: Final[Mapping[str, str]] = {
 # that the machines' own files give with their sources; A100's 12 make 300 GB/s (half of 600, NVIDIA A100 data sheet).
 _SM: Final[Mapping[str, int]] = {"dgx-h100": 90, "hgx-h200": 90, "dgx-b200": 100, "gb200-nvl72": 100}
 _LINK_Bps: Final[Mapping[int, float]] = {80: 25e9, 90: 25e9, 100: 50e9}
-_KEYS: Final[Mapping[str, Quantity]] = {
-    "gpu.per_host": Quantity.COUNT,
-    "gpu.memory": Quantity.BYTES,
-    "gpu.memory_bandwidth": Quantity.BANDWIDTH,
-    "nvlink.hosts_per_domain": Quantity.COUNT,
-    "nvlink.bandwidth": Quantity.BANDWIDTH,
-    "nic.per_gpu": Quantity.COUNT,
-    "nic.bandwidth": Quantity.BANDWIDTH,
-    "fabric.oversubscription": Quantity.RATIO,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +104,16 @@ def import_machines(inputs: Inputs, name: str) -> Imported:
 def machine_to_toml(machine: Machine) -> str:
     """The machine as a file that load_machine reads; it must have all its figures."""
     figures = {figure.key: figure for figure in machine.figures}
-    lines = [f"title = {_quoted(machine.title)}", f'kind = "{machine.kind.value}"']
+    lines = [f"title = {toml_value(machine.title)}", f'kind = "{machine.kind.value}"']
     table = ""
-    for key, quantity in _KEYS.items():
+    for key, quantity in QUANTITIES.items():
         head, _, field = key.partition(".")
         if head != table:
-            lines += ["", f"[{head}]", *([f"model = {_quoted(machine.gpu)}"] if head == "gpu" else [])]
+            lines += ["", f"[{head}]", *([f"model = {toml_value(machine.gpu)}"] if head == "gpu" else [])]
             table = head
-        value = figure_value(figures[key], quantity)
-        shown = _quoted(value) if isinstance(value, str) else repr(value)
-        lines.append(f"{field} = {{ value = {shown}, source = {_quoted(figures[key].source)} }}")
+        value = toml_value(figure_value(figures[key], quantity))
+        lines.append(f"{field} = {{ value = {value}, source = {toml_value(figures[key].source)} }}")
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string; JSON's is one, but for DEL."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def _domains(inputs: Inputs) -> list[tuple[list[Host], list[str]]]:
@@ -255,7 +239,7 @@ def _like(host: Host, given: Machine | None) -> tuple[Machine, list[str]]:
 
 def _borrowed(figures: Mapping[str, Figure], like: Machine, key: str, value: float) -> Figure:
     if key not in figures:
-        return write_figure(key, _KEYS[key], value, f"--like {like.name}, whose file gives no source")
+        return write_figure(key, QUANTITIES[key], value, f"--like {like.name}, whose file gives no source")
     figure = figures[key]
     return replace(figure, source=f"as {like.name}: {figure.source}")
 
