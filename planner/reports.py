@@ -78,6 +78,14 @@ class PlanReport(msgspec.Struct, frozen=True):
     plan_s: float | None = None
 
 
+def busiest_of(prediction: Prediction) -> Busiest | None:
+    """The resource that is in use longest; None where nothing is used."""
+    if not prediction.resources:
+        return None
+    first = prediction.resources[0]
+    return Busiest(first.name, first.n_bytes, first.busy_s)
+
+
 def needs_of(plan: Plan) -> Demand:
     """What the plan's problem needs moved on the plan's topology."""
     return demand(plan.problem, pieces_of(plan.problem), plan.topology)
@@ -100,7 +108,6 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
     bounds = [] if needs is None else cuts(needs, plan.topology, calibration)
     bound_s = bounds[0].seconds if bounds else 0.0
     predicted_s = None if prediction is None else prediction.predicted_s
-    first = prediction.resources[0] if prediction is not None and prediction.resources else None
     found = traffic(plan)
     return PlanReport(
         strategy=plan.strategy,
@@ -117,7 +124,7 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
         bound=f"none is worked out for {unbounded}" if needs is None else bounds[0].name if bounds else "nothing has to move",
         predicted_s=predicted_s,
         ratio_to_bound=predicted_s / bound_s if bound_s and predicted_s is not None else None,
-        busiest=Busiest(first.name, first.n_bytes, first.busy_s) if first else None,
+        busiest=None if prediction is None else busiest_of(prediction),
         n_src_gpus=len(plan.problem.source.ranks),
         n_dst_gpus=len(plan.problem.target.ranks),
         peak_staging_bytes=plan.peak_staging_bytes,

@@ -326,6 +326,15 @@ def test_links_in_namespaces_carry_a_plan_at_their_rate_and_leave_no_trace() -> 
             os.fstat(descriptor)
 
 
+def test_links_faster_than_processes_are_measured_for_what_processes_reach() -> None:
+    topology = small_cluster(nic_Bps=45e9)
+
+    found = {figure.key: figure.value for figure in calibrate_emulated(topology, timeout_s=60).figures}
+
+    assert 0 < found["nvlink.efficiency"] < 0.5
+    assert 0 < found["nic.efficiency"] < 0.5
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
 def test_no_process_is_left_however_an_emulation_ends(tmp_path: Path, number: signal.Signals) -> None:

@@ -21,7 +21,9 @@ from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.critical_paths import critical_path
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
+from shardroute.planner.layouts.tensors import Layout
 from shardroute.planner.plan_files import save_plan
+from shardroute.planner.problems import Problem
 from shardroute.planner.reporting import charts
 from shardroute.planner.reporting.contest_pictures import what_ifs
 from shardroute.planner.reporting.layout_pictures import layout_section
@@ -211,6 +213,13 @@ def test_the_layout_picture_has_each_box_with_the_ranks_that_hold_it(plan) -> No
 def test_a_tensor_that_is_not_there_is_refused_with_some_that_are(plan) -> None:
     with pytest.raises(InputError, match="no such tensor; it has w<script>"):
         layout_section(plan.problem, "other")
+
+
+def test_a_plan_without_tensors_is_refused_in_words() -> None:
+    nothing = Problem((), Layout((), ()), Layout((), ()), n_ranks=1)
+
+    with pytest.raises(InputError, match="no tensors, so there is nothing to draw"):
+        layout_section(nothing, None)
 
 
 def test_what_ifs_are_the_plans_own_strategy_on_changed_machines(plan) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from msgspec import to_builtins
 
-from shardroute.executors.emulation.emulate import emulate
+from shardroute.executors.emulation.emulate import check_moves, emulate
 from shardroute.executors.emulation.machines import (
     NIC_BPS,
     NVLINK_BPS,
@@ -133,6 +133,7 @@ def _run(
 ) -> None:
     plan = load_plan(path)
     check_emulated(plan.topology)
+    check_moves(plan)
     if output is not None:
         check_writable(output, "the timeline")
     given = None if calibration is None else load_calibration(calibration)

@@ -44,7 +44,7 @@ def emulate(
     check_limits(timeout_s, repeats)
     if topology.n_gpus < plan.problem.n_ranks:
         raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
-    _check_moves(plan)
+    check_moves(plan)
     programs, buffers = compile_plan(plan)
     n_ranks = plan.problem.n_ranks
     descriptors = [] if links is None else list(links.descriptors[:n_ranks])
@@ -58,7 +58,7 @@ def emulate(
     return result_of(plan, programs, buffers, EMULATED, trials, None, None)
 
 
-def _check_moves(plan: Plan) -> None:
+def check_moves(plan: Plan) -> None:
     """Raise InputError for steps that emulated ranks don't do."""
     steps = plan.steps
     rings = np.isin(steps.op, (Op.ALL_GATHER, Op.BROADCAST))

@@ -29,6 +29,8 @@ from shardroute.topologies.topologies import Topology
 LIBRARY: Final = "emulated links"
 # A message of many pieces has so many of 8 bytes; a large one takes its link so long at the nominal rate.
 _PIECE_BYTES, _PIECES, _LARGE_S = 8, 64, 0.1
+# Where links are faster than processes, as NVLink is: this takes them a millisecond or more, long against any latency.
+_MOST_LARGE_BYTES: Final = 4 * 2**20
 # Turns of each kind. Those of small messages take well below a millisecond each, so many cost nothing.
 _SMALL, _MANY, _LARGE, _LOCAL = 40, 40, 6, 16
 _LOCAL_BYTES: Final = 2**20
@@ -100,7 +102,7 @@ def _reached(hops: _Hops, rate_Bps: float) -> float:
 
 
 def _large(rate_Bps: float) -> int:
-    return max(int(rate_Bps * _LARGE_S) // _PIECE_BYTES, 2) * _PIECE_BYTES
+    return max(min(int(rate_Bps * _LARGE_S), _MOST_LARGE_BYTES) // _PIECE_BYTES, 2) * _PIECE_BYTES
 
 
 def _near_pairs(topology: Topology) -> list[tuple[int, int]]:

@@ -55,9 +55,7 @@ def _cpu_s(plan: Plan, calibration: Calibration, row: int, found: Work) -> float
             raise _lacks(calibration, "sums")
         return _read_bytes(plan, row) / (calibration.sums.add_Bps if kind is Kind.ADD else calibration.sums.merge_Bps)
     table = f"{'attend' if kind is Kind.ATTEND else 'grad'}_{attention.dtype}"
-    if table not in COST_TABLES:
-        raise InputError(f"attention in {attention.dtype} on CPUs isn't predicted; calibrations have its costs in f32 and f64")
-    cost: TileCost | None = getattr(calibration, table)
+    cost: TileCost | None = getattr(calibration, table, None)
     if cost is None:
         raise _lacks(calibration, table)
     seconds = found.n_scores * (cost.score_s + attention.head_dim * cost.product_s) + found.n_masked * cost.mask_s
@@ -70,9 +68,9 @@ def _cpu_s(plan: Plan, calibration: Calibration, row: int, found: Work) -> float
 
 
 def _lacks(calibration: Calibration, table: str) -> InputError:
+    fix = "measure them with `shardroute calibrate --here`" if table in COST_TABLES else "only f32 and f64 are predicted"
     return InputError(
-        f"calibration of {calibration.machine} ({calibration.library}) has no costs {table}, which attention takes on CPUs; "
-        "measure them with `shardroute calibrate --here`"
+        f"calibration of {calibration.machine} ({calibration.library}) has no costs {table}, which attention takes on CPUs; {fix}"
     )
 
 

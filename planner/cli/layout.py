@@ -51,7 +51,7 @@ class RankLayout(msgspec.Struct, frozen=True):
 
 @app.command("layout", rich_help_panel="Plan and predict")
 def layout_command(
-    from_json: Annotated[str | None, typer.Option("--from-json", help="A layout file of your own (see docs/layouts.md).")] = None,
+    from_json: Annotated[str | None, typer.Option("--from-json", help="A layout file of your own, or a checkpoint.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="A shipped model, or the path of a config.json.")] = None,
     spec: Annotated[str | None, typer.Option("--spec", help='With --model: its layout, "TP8 x DP16".')] = None,
     convention: Annotated[

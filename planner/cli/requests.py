@@ -122,7 +122,7 @@ class Asked:
         str | None,
         typer.Option(
             "--from-json",
-            help="The source: a layout file (docs/layouts.md), or a safetensors checkpoint.",
+            help="The source: a layout file (docs/layouts.md), or a checkpoint (safetensors, torch.distributed.checkpoint).",
             rich_help_panel=_FILES,
         ),
     ] = None

@@ -11,7 +11,7 @@ import msgspec
 from shardroute.planner.critical_paths import Part, Reason, critical_path, reasons, summarise
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.rivals import Rival
-from shardroute.planner.reports import Busiest, needs_of, traffic
+from shardroute.planner.reports import Busiest, busiest_of, needs_of, traffic
 from shardroute.planner.routing.bounds import Cut, cuts
 from shardroute.planner.simulator.refit import Prediction
 from shardroute.topologies.calibrations import Calibration
@@ -55,7 +55,6 @@ def explain(plan: Plan, prediction: Prediction, calibration: Calibration, rivals
     """The explanation of a plan by its prediction at these costs, beside what other strategies take."""
     bounds, reached_s = _bounds(plan, calibration)
     chain = critical_path(plan, prediction)
-    first = prediction.resources[0] if prediction.resources else None
     found = Explanation(
         digest=plan.digest,
         strategy=plan.strategy,
@@ -64,7 +63,7 @@ def explain(plan: Plan, prediction: Prediction, calibration: Calibration, rivals
         bounds=bounds,
         ratio_to_bound=prediction.predicted_s / bounds[0].seconds if bounds and bounds[0].seconds else None,
         reached_bound_s=reached_s,
-        busiest=None if first is None else Busiest(first.name, first.n_bytes, first.busy_s),
+        busiest=busiest_of(prediction),
         n_bytes_cross_domain=traffic(plan).n_bytes_cross_domain,
         n_path_steps=len(chain),
         parts=summarise(plan, chain),

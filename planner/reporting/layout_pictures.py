@@ -19,8 +19,10 @@ _MOST_RANGES: Final = 4
 
 
 def tensor_index(problem: Problem, name: str | None) -> int:
-    """The tensor of that name, or the largest (ties by name). Raises InputError when there is none of that name."""
+    """The tensor of that name, or the largest (ties by name). Raises InputError when there is none (of that name)."""
     tensors = problem.tensors
+    if not tensors:
+        raise InputError("the plan has no tensors, so there is nothing to draw; plan for layouts that have some")
     if name is None:
         return min(range(len(tensors)), key=lambda i: (-tensors[i].n_bytes, tensors[i].name))
     for i, tensor in enumerate(tensors):

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from shardroute.planner.plans import Plan
-from shardroute.planner.reports import Busiest, traffic
+from shardroute.planner.reports import Busiest, busiest_of, traffic
 from shardroute.planner.ring.strategies import RING_STRATEGIES, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.routing.auto import DIRECT_PAIRS, OPTIMAL_PAIRS, RULES_PAIRS
@@ -96,7 +96,6 @@ def _rival(plan: Plan, predicted_s: float, calibration: Calibration, name: str) 
         prediction = predict(other, calibration)
     except (InputError, InfeasibleError) as error:
         return Rival(name, why_not=str(error))
-    first = prediction.resources[0] if prediction.resources else None
     return Rival(
         strategy=name,
         predicted_s=prediction.predicted_s,
@@ -104,5 +103,5 @@ def _rival(plan: Plan, predicted_s: float, calibration: Calibration, name: str) 
         n_steps=len(other.steps),
         n_bytes_cross_domain=traffic(other).n_bytes_cross_domain,
         peak_staging_bytes=other.peak_staging_bytes,
-        busiest=None if first is None else Busiest(first.name, first.n_bytes, first.busy_s),
+        busiest=busiest_of(prediction),
     )

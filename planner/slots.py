@@ -1,0 +1,118 @@
+"""Proof that staging memory isn't overwritten before it is read, and that each read of it finds what it carries."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardroute.planner.plans import Op, Plan
+from shardroute.topologies.errors import PlanError
+
+
+@dataclass(slots=True)
+class _Written:
+    """Bytes lo to hi of a slot: the step that wrote them last, its bundle, and who has to be done before they are overwritten."""
+
+    step: int
+    bundle: int
+    lo: int
+    hi: int
+    uses: list[int]
+
+
+def check_slots(plan: Plan) -> None:
+    """Reads of a slot must find the piece where the last write put it; writes must wait for all use of what they overwrite.
+
+    Steps may write different bytes of one slot independently of each other; the bytes of a step are those from the first of its
+    bundle to the last.
+    """
+    steps = plan.steps
+    staged = np.flatnonzero((steps.src_at >= 0) | (steps.dst_at >= 0))
+    layouts = _Layouts(plan)
+    slots: dict[tuple[int, int], list[_Written]] = defaultdict(list)
+    for step in staged.tolist():
+        after = set(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
+        bundle, src, src_at, dst_at = (int(c[step]) for c in (steps.bundle, steps.src, steps.src_at, steps.dst_at))
+        lo, hi = layouts.span(bundle)
+        if src_at >= 0:
+            there = [w for w in slots[src, src_at] if w.lo < hi and lo < w.hi]
+            written = [w for w in there if w.step in after]
+            if not layouts.holds(tuple(w.bundle for w in written), bundle):
+                if not written or layouts.holds(tuple(w.bundle for w in there), bundle):
+                    raise PlanError(f"step {step} reads slot {src_at} of rank {src} without waiting for the step that fills it")
+                by = " and ".join(str(w.step) for w in written)
+                raise PlanError(f"step {step} reads pieces from slot {src_at} of rank {src} that step {by} didn't put there")
+            for w in written:  # who waits for a reader waits for the writer too
+                w.uses = [*(use for use in w.uses if use != w.step), step]
+        if dst_at >= 0:
+            _check_room(plan, step, bundle, dst_at)
+            members = (
+                [int(steps.dst[step])]
+                if steps.op[step] == Op.COPY
+                else [r for r in plan.group(int(steps.group[step])).tolist() if r != src]
+            )
+            for rank in members:
+                held = slots[rank, dst_at]
+                over = [w for w in held if w.lo < hi and lo < w.hi]
+                if not layouts.known_done(after, [use for w in over for use in w.uses]):
+                    raise PlanError(f"step {step} overwrites slot {dst_at} of rank {rank} without waiting for its last use")
+                slots[rank, dst_at] = [*(w for w in held if w not in over), _Written(step, bundle, lo, hi, [step])]
+
+
+class _Layouts:
+    """Where the pieces of each bundle lie in a slot, and what steps wait for; each is worked out once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._layouts: dict[int, dict[tuple[int, int], int]] = {}
+        self._holds: dict[tuple[tuple[int, ...], int], bool] = {}
+        self._after: dict[int, frozenset[int]] = {}
+
+    def span(self, bundle: int) -> tuple[int, int]:
+        """The first byte of a bundle's pieces in a slot, and the end of the last; (0, 0) for an empty one."""
+        if bundle not in self._spans:
+            row = slice(self._plan.bundles.ptr[bundle], self._plan.bundles.ptr[bundle + 1])
+            start = self._plan.bundles.offset[row]
+            end = start + self._plan.entry_bytes[row]
+            self._spans[bundle] = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+        return self._spans[bundle]
+
+    def holds(self, written: tuple[int, ...], bundle: int) -> bool:
+        """Whether the bundles that were written hold all pieces of the other, where it has them."""
+        key = written, bundle
+        if key not in self._holds:
+            held = {k: v for one in written for k, v in self._layout(one).items()}
+            self._holds[key] = all(held.get(piece) == offset for piece, offset in self._layout(bundle).items())
+        return self._holds[key]
+
+    def _layout(self, bundle: int) -> dict[tuple[int, int], int]:
+        if bundle not in self._layouts:
+            bundles = self._plan.bundles
+            row = slice(bundles.ptr[bundle], bundles.ptr[bundle + 1])
+            keys = zip(bundles.tensor[row].tolist(), bundles.piece[row].tolist(), strict=True)
+            self._layouts[bundle] = dict(zip(keys, bundles.offset[row].tolist(), strict=True))
+        return self._layouts[bundle]
+
+    def known_done(self, after: set[int], uses: list[int]) -> bool:
+        """Whether a step that waits for `after` waits for all `uses`: straight, or by a step of `after` that does (a credit, a
+        barrier).
+        """
+        left = [use for use in uses if use not in after]
+        if not left:
+            return True
+        steps = self._plan.steps
+        for step in sorted(after):
+            if step not in self._after:
+                self._after[step] = frozenset(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
+            left = [use for use in left if use not in self._after[step]]
+        return not left
+
+
+def _check_room(plan: Plan, step: int, bundle: int, slot: int) -> None:
+    row = slice(plan.bundles.ptr[bundle], plan.bundles.ptr[bundle + 1])
+    order = np.argsort(plan.bundles.offset[row], kind="stable")
+    start = plan.bundles.offset[row][order]
+    end = start + plan.entry_bytes[row][order]
+    if len(start) and (start[0] < 0 or end.max() > plan.slot_bytes[slot] or (end[:-1] > start[1:]).any()):
+        raise PlanError(f"step {step}: pieces overlap in slot {slot}, or leave its {plan.slot_bytes[slot]} bytes")
