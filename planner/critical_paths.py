@@ -100,12 +100,12 @@ def summarise(plan: Plan, chain: Sequence[Link]) -> list[Part]:
             n_steps[what] = n_steps.get(what, 0) + 1
 
     for link in chain:
-        if plan.steps.op[link.step] == Op.COMPUTE:
-            add("computing", link.startup_s)
+        if plan.steps.op[link.step] == Op.COMPUTE:  # seconds of cores or SMs, whose links carry no bytes
+            add("computing", link.startup_s + link.alone_s)
         else:
             kind = "credits and barriers" if plan.step_pieces[link.step] == 0 else "starting copies"
             add(f"{kind}, latency", link.startup_s)
-        add(f"bytes {'at' if link.resource == _LIBRARY else 'through'} {link.resource}", link.alone_s)
+            add(f"bytes {'at' if link.resource == _LIBRARY else 'through'} {link.resource}", link.alone_s)
         add(f"sharing {link.resource} with others", link.shared_s)
     return [Part(what, seconds[what], n_steps[what]) for what in sorted(seconds, key=lambda w: (-seconds[w], w))]
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardroute.planner.backends.channels import channel_law
 from shardroute.planner.backends.computes import cpu_seconds, gpu_seconds, works_of
 from shardroute.planner.backends.rates import load_rates
-from shardroute.planner.plans import Kind, Op
+from shardroute.planner.critical_paths import critical_path, summarise
+from shardroute.planner.plans import Backend, Kind, Op
 from shardroute.planner.ring.strategies import Options, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import Attention, SequenceLayout
@@ -101,6 +103,37 @@ def test_copies_hide_behind_arithmetic_that_is_long_enough() -> None:
     first = float(prediction.timeline.end_s[plan.computes.step[:2]].min())
     assert prediction.predicted_s == pytest.approx(2 * 128 * 128 * 1e-6 + 128 * 16 * 4 / 5e8)
     assert (prediction.timeline.end_s[copies] < first).all()
+
+
+def on_two_gpus(backend: Backend):
+    """Two blocks of attention, of which the first hides the copy of the second's keys; prediction, and the step that copies."""
+    call = Attention((65536,), 2, 8, 1, 128, causal=False, layout=SequenceLayout.CONTIGUOUS)
+    plan = ring_plan(call, GPU, "ring", options=Options(backend=backend))
+    prediction = predict(plan, load_calibration("gb200-nvl72"))
+    return plan, prediction, int(np.flatnonzero((plan.steps.op == Op.COPY) & (plan.step_bytes > 0))[0])
+
+
+def test_a_hidden_copy_of_nccl_takes_its_sms_from_attention_and_a_put_does_not() -> None:
+    law = channel_law(GPU.machine, load_calibration("gb200-nvl72"))
+    assert law is not None
+
+    plan, slowed, copy = on_two_gpus(Backend.NCCL)
+    _, free, _ = on_two_gpus(Backend.NVSHMEM)
+
+    share = int(law.channels(int(plan.step_bytes[copy]), 2)) / load_rates("gb200-nvl72").n_sms
+    copied_s = float(slowed.timeline.end_s[copy] - slowed.timeline.start_s[copy])
+    assert free.predicted_s == pytest.approx(gpu_seconds(plan, GPU.machine)[::2].sum())
+    assert slowed.predicted_s == pytest.approx(free.predicted_s + share * copied_s)
+
+
+def test_sms_are_links_of_the_picture_but_not_among_what_carries_bytes() -> None:
+    plan, prediction, _ = on_two_gpus(Backend.NCCL)
+
+    chain = critical_path(plan, prediction)
+
+    assert {link.resource for link in chain if link.shared_s > 0} == {"SMs of GPU 0"}
+    assert not any("SMs" in resource.name for resource in prediction.resources)
+    assert sum(part.seconds for part in summarise(plan, chain)) == pytest.approx(prediction.predicted_s)
 
 
 def test_a_reduce_scatter_adds_up_as_many_bytes_as_its_bundle_has() -> None:

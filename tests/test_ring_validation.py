@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardroute.planner.backends.channels import Path, channel_law
 from shardroute.planner.steps import load_rates
+from shardroute.planner.steps.transfers import send_recv
 from shardroute.planner.validation.attention_calls import AttentionCall, attention_calls
 from shardroute.planner.validation.attention_rows import (
     attention_rows,
@@ -105,17 +107,27 @@ def flat(call: AttentionCall, block: Block) -> float:
     return 1e14
 
 
+# Keys and values of 8,192 tokens, one head of 128 in bf16, by send and receive inside one H100 node.
+_LAW = channel_law(ring_system("h100").machine, ring_system("h100").calibration)
+assert _LAW is not None
+HOP = send_recv(_LAW, 8192 * 2 * 128 * 2, 8, True, Path.NVLINK)
+
+
 def test_a_zigzag_ring_takes_its_operations_and_its_traffic_when_hops_are_hidden() -> None:
     asked = call()
     traffic_s = 8 * (65536 / 8 * 8 * 128) * 50 / ring_system("h100").machine.hbm_Bps
 
-    assert attention_s(asked, StepTraffic(50, 0), flat) == pytest.approx(asked.flops / 1e14 + traffic_s, rel=1e-9)
+    # A hop holds a channel's SM each, and attention has 132 less those.
+    hops_s = 7 * HOP.n_sms / 132 * HOP.alone_s
+
+    assert attention_s(asked, StepTraffic(50, 0), flat) == pytest.approx(asked.flops / 1e14 + traffic_s + hops_s, rel=1e-9)
 
 
 def test_a_contiguous_ring_waits_for_the_rank_with_whole_squares() -> None:
     even, uneven = (attention_s(call(layout=layout), StepTraffic(0, 0), flat) for layout in ("zigzag", "contiguous"))
 
-    assert uneven / even == pytest.approx((2 * 8 - 1) / 8)
+    hops_s = 7 * HOP.n_sms / 132 * HOP.alone_s
+    assert (uneven - hops_s) / (even - hops_s) == pytest.approx((2 * 8 - 1) / 8)
 
 
 def test_hops_that_are_slower_than_blocks_show() -> None:

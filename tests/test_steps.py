@@ -45,7 +45,7 @@ MACHINE = load_machine("gb200-nvl72")
 CALIBRATION = default_calibration("gb200-nvl72")
 LLAMA = dense_model(load_model("llama-3-8b"))
 RATES = load_rates("gb200-nvl72")
-FLAT = StepRates(1e15, 1e15, 1e15, 0.0, 0.0, "a test")
+FLAT = StepRates(132, 1e15, 1e15, 1e15, 0.0, 0.0, "a test")
 
 
 def net(n_gpus: int) -> Network:
@@ -81,13 +81,13 @@ def test_a_fraction_of_a_sequence_a_gpu_counts_as_that_fraction() -> None:
     assert step_flops(LLAMA, 131072, 1 / 16).total == pytest.approx(step_flops(LLAMA, 131072, 1).total / 16, rel=1e-12)
 
 
-def ring(n: int, block_s: float, hop_s: float, n_hops: int | None = None, last: Flow = NOTHING) -> RingWork:
-    travels = Flow(0.0, hop_s, 1.0, Link.NVLINK) if hop_s else NOTHING
+def ring(n: int, block_s: float, hop_s: float, n_hops: int | None = None, last: Flow = NOTHING, n_sms: int = 0) -> RingWork:
+    travels = Flow(0.0, hop_s, 1.0, Link.NVLINK, n_sms) if hop_s else NOTHING
     return RingWork(n, block_s, block_s, n - 1 if n_hops is None else n_hops, travels, last, NOTHING, NOTHING)
 
 
 def ring_s(work: RingWork, overlapped: bool) -> float:
-    build = Builder()
+    build = Builder(n_sms=100)
     build.compute(0.0)
     build.ring(work, overlapped)
     return simulate(build.graph((10.0, 10.0))).makespan_s
@@ -106,6 +106,20 @@ def test_hops_that_do_not_overlap_are_added(n: int, block_s: float, hop_s: float
     assert ring_s(ring(n, block_s, hop_s), overlapped=False) == pytest.approx(n * block_s + (n - 1) * hop_s, rel=1e-9)
 
 
+@given(st.integers(2, 40), st.floats(0.1, 4), st.floats(0.1, 4), st.integers(1, 99))
+def test_a_hop_takes_its_sms_from_the_block_beside_it(n: int, block_s: float, hop_s: float, n_sms: int) -> None:
+    found = ring_s(ring(n, block_s, hop_s, n_sms=n_sms), overlapped=True)
+
+    # Of 100 SMs. A block beside a hop computes at the rate of those left, until the hop ends.
+    left = 1 - n_sms / 100
+    beside_s = block_s / left if block_s / left < hop_s else block_s + (1 - left) * hop_s
+    assert found == pytest.approx(block_s + (n - 1) * max(beside_s, hop_s), rel=1e-9)
+
+
+def test_a_hop_that_nothing_runs_beside_takes_no_sms_from_anyone() -> None:
+    assert ring_s(ring(5, 2.0, 1.0, n_sms=50), overlapped=False) == ring_s(ring(5, 2.0, 1.0), overlapped=False)
+
+
 def test_a_ring_of_one_has_no_hops() -> None:
     assert ring_s(ring(1, 2.0, 1.0), overlapped=True) == 2.0
 
@@ -116,7 +130,7 @@ def test_layers_that_are_not_simulated_take_as_long_as_those_that_settled(weight
     gathered = Flow(0.0, 4 * weights_s, 4.0, Link.NVLINK) if weights_s else NOTHING
     forward = LayerWork(1.0, ring(4, 1.0, 0.3), 2.0, NOTHING, NOTHING)
     backward = LayerWork(2.0, ring(4, 2.5, 0.6, 4), 4.0, NOTHING, NOTHING)
-    work = StepWork(forward, forward, backward, gathered, gathered, 1.0, 0.1, overlapped)
+    work = StepWork(forward, forward, backward, gathered, gathered, 1.0, 0.1, overlapped, 100)
 
     assert simulated_s(work, 24, (5.0, 5.0)) == pytest.approx(simulated_s(work, 24, (5.0, 5.0), n_simulated=24), rel=1e-12)
 
@@ -219,14 +233,24 @@ def test_puts_do_not_leave_an_nvlink_domain() -> None:
         hop(net(128), replace(wide, carrier=Carrier.NVSHMEM), RATES, 1e6)
 
 
-def test_overlap_hides_hops() -> None:
-    layout = StepLayout(seq=131072, cp=16)
+def test_overlap_hides_hops_of_copy_engines() -> None:
+    layout = StepLayout(seq=131072, cp=16, carrier=Carrier.NVSHMEM)
 
     exposed = predict_step(LLAMA, layout, RATES, net(16))
     hidden = predict_step(LLAMA, replace(layout, overlapped=True), RATES, net(16))
 
     assert hidden.exposed_s < 0.1 * exposed.exposed_s
     assert hidden.compute_s == exposed.compute_s
+
+
+def test_hidden_hops_of_nccl_slow_attention_by_the_sms_that_they_hold() -> None:
+    layout = StepLayout(seq=131072, cp=16, overlapped=True)
+
+    both = (Carrier.NCCL, Carrier.NVSHMEM)
+    by_nccl, by_puts = (predict_step(LLAMA, replace(layout, carrier=each), RATES, net(16)) for each in both)
+    hops_s = 32 * 46 * by_nccl.hop_s  # 15 hops forward, again, and 16 backward of twice the bytes: at least 46 hops a layer
+
+    assert by_nccl.step_s - by_puts.step_s > 0.9 * 32 / 152 * hops_s
 
 
 @pytest.mark.parametrize(
@@ -331,7 +355,8 @@ def test_every_machine_with_rates_predicts_a_step() -> None:
 
 def test_rates_that_do_not_fit_are_refused_with_the_key(tmp_path) -> None:
     text = (
-        'machine = "m"\nlibrary = "l"\nlinear = { value = "fast", source = "s" }\n[attention]\n'
+        'machine = "m"\nlibrary = "l"\nsms = { value = 132, source = "s" }\nlinear = { value = "fast", source = "s" }\n'
+        '[attention]\n'
         'forward = { value = "1 TFLOP/s", source = "s" }\nbackward = { value = "1 TFLOP/s", source = "s" }\n'
         '[ring]\nforward_bytes = { value = 1.0, source = "s" }\nbackward_bytes = { value = 1.0, source = "s" }\n'
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shardroute.planner.backends.copy_steps import copy_costs, group_delay_s
 from shardroute.planner.backends.cpu_steps import cpu_tasks
 from shardroute.planner.backends.group_steps import group_rings
+from shardroute.planner.backends.held_sms import with_held_sms
 from shardroute.planner.backends.links import Links, links_of
 from shardroute.planner.backends.step_tasks import StepTasks
 from shardroute.planner.layouts.fragments import Ints
@@ -27,7 +28,9 @@ _LANES = 1 << 8  # the lane column is one byte
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTasks:
-    """The tasks of a plan: those of step i are first[i] to first[i + 1] - 1. `n_bytes` is what all of them copy or send."""
+    """The tasks of a plan: those of step i are first[i] to first[i + 1] - 1, and any behind first[-1] hold SMs beside copies.
+    `n_bytes` is what all of them copy or send.
+    """
 
     graph: TaskGraph
     first: Ints
@@ -56,6 +59,8 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration) -> PlanTa
         start_s=np.zeros(n), delay_s=delay_s, amount=tasks.amount, cap=tasks.cap, weight=np.ones(n),
         route_ptr=tasks.route_ptr, route_links=tasks.route_links, dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=links.capacity,
     )  # fmt: skip
+    if not cpu and len(plan.computes):
+        graph = with_held_sms(graph, first, plan, topology, calibration, links)
     return PlanTasks(graph, first, links, tasks.n_bytes)
 
 
@@ -113,4 +118,5 @@ def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: 
     for i, found in rings.items():
         for task, ring in enumerate(found, start=int(first[i])):
             route_links[route_ptr[task] : route_ptr[task + 1]] = ring.links
-    return StepTasks(step, lane, delay_s, amount, cap, route_ptr, route_links, int(amount.sum()), costs.engine[step])
+    n_bytes = int(amount[steps.op[step] != Op.COMPUTE].sum())
+    return StepTasks(step, lane, delay_s, amount, cap, route_ptr, route_links, n_bytes, costs.engine[step])

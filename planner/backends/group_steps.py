@@ -33,7 +33,10 @@ COLLECTIVES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ring:
-    """One pipelined ring of a collective: all its hops as one flow. A barrier or a COMPUTE has no bytes and no links."""
+    """One pipelined ring of a collective: all its hops as one flow. A barrier has no bytes and no links.
+
+    A COMPUTE has seconds for bytes, and the SMs of its rank for a link.
+    """
 
     delay_s: float
     n_bytes: float
@@ -61,7 +64,8 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
     for step in np.flatnonzero(plan.steps.op != Op.COPY).tolist():
         op = Op(int(plan.steps.op[step]))
         if op is Op.COMPUTE:
-            found[step] = [Ring(float(computed_s[np.searchsorted(plan.computes.step, step)]), 0.0, np.inf, np.zeros(0, np.int32))]
+            seconds = float(computed_s[np.searchsorted(plan.computes.step, step)])
+            found[step] = [Ring(0.0, seconds, 1.0, links.sms(plan.group(int(plan.steps.group[step]))))]
             continue
         if op is Op.BARRIER:
             found[step] = [_barrier(domain_ranks(int(plan.steps.group[step])), calibration)]

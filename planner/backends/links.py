@@ -1,7 +1,8 @@
 """The links of a topology as numbered capacities: what the simulator shares out and reports by name.
 
 Per GPU: NVLink out and in, NIC out and in, and memory (local copies). Per NVLink domain: its uplink and downlink, which bind
-only where the fabric is oversubscribed. On a CPU machine: the cores, in core-seconds per second.
+only where the fabric is oversubscribed. Per GPU beside these: its SMs, all together 1. On a CPU machine: the cores, in
+core-seconds per second.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ _DOMAIN_BLOCKS = ("uplink of domain", "downlink of domain")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """Capacities under a calibration, in bytes per second (core-seconds per second for cores); ids index `capacity`."""
+    """Capacities under a calibration, in bytes per second (core-seconds per second for cores); ids index `capacity`.
+
+    The first n_carrying carry bytes (or are cores), the others are SMs.
+    """
 
     topology: Topology
     capacity: NDArray[np.float64]
@@ -55,6 +59,17 @@ class Links:
         """From the fabric down to the domain of these GPUs."""
         return self.topology.domain[gpu] + np.int32(5 * self.topology.n_gpus + self.topology.n_domains)
 
+    def sms(self, gpu: Ids) -> Ids:
+        """The SMs of these GPUs, all together 1."""
+        return gpu + np.int32(self.n_carrying)
+
+    @property
+    def n_carrying(self) -> int:
+        """Links that carry bytes, or are the cores of a CPU machine."""
+        if self.topology.machine.kind is MachineKind.CPU:
+            return len(self.capacity)
+        return len(_GPU_BLOCKS) * self.topology.n_gpus + len(_DOMAIN_BLOCKS) * self.topology.n_domains
+
     def name(self, link: int) -> str:
         """The link for people, `NIC into GPU 17`."""
         if self.topology.machine.kind is MachineKind.CPU:
@@ -62,6 +77,8 @@ class Links:
         block, index = divmod(link, self.topology.n_gpus)
         if block < len(_GPU_BLOCKS):
             return f"{_GPU_BLOCKS[block]} {index}"
+        if link >= self.n_carrying:
+            return f"SMs of GPU {link - self.n_carrying}"
         block, index = divmod(link - len(_GPU_BLOCKS) * self.topology.n_gpus, self.topology.n_domains)
         return f"{_DOMAIN_BLOCKS[block]} {index}"
 
@@ -85,4 +102,5 @@ def links_of(topology: Topology, calibration: Calibration) -> Links:
     reached = 1.0 if calibration.memory is None else calibration.memory.efficiency
     memory = topology.hbm_Bps * reached / 2
     fabric = np.bincount(topology.domain, weights=nic, minlength=topology.n_domains) / topology.machine.oversubscription
-    return Links(topology, np.concatenate([nvlink, nvlink, nic, nic, memory, fabric, fabric]))
+    sms = np.ones(topology.n_gpus)
+    return Links(topology, np.concatenate([nvlink, nvlink, nic, nic, memory, fabric, fabric, sms]))

@@ -16,6 +16,7 @@ from shardroute.topologies.figures import Quantity, read_figure
 
 _FOLDER: Final = Path(__file__).parent / "rates"
 _QUANTITIES: Final[Mapping[str, Quantity]] = {
+    "sms": Quantity.COUNT,
     "linear": Quantity.OPERATIONS,
     "attention.forward": Quantity.OPERATIONS,
     "attention.backward": Quantity.OPERATIONS,
@@ -29,6 +30,7 @@ _QUANTITIES: Final[Mapping[str, Quantity]] = {
 class StepRates:
     """Operations per second of one GPU, and memory traffic of a ring's steps beside attention itself.
 
+    n_sms             SMs of one GPU, which NCCL's kernels take some of while they run
     linear_Fps        products of matrices: weights with activations
     forward_Fps, backward_Fps    attention (causal: of the half that is computed; backward has 2.5 times the operations)
     forward_bytes, backward_bytes    memory traffic of one ring step for each element of the attention's output on a rank:
@@ -37,6 +39,7 @@ class StepRates:
     source            of what they are; each figure's own source stands in the file
     """
 
+    n_sms: int
     linear_Fps: float
     forward_Fps: float
     backward_Fps: float
@@ -60,6 +63,7 @@ class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str
     library: str
+    sms: FigureTable
     linear: FigureTable
     attention: _Attention
     ring: _Ring
@@ -84,12 +88,13 @@ def load_rates(machine_or_path: str) -> StepRates:
             )
         path = _FOLDER / f"{machine_or_path}.toml"
     file = read_toml(path, _RatesFile)
-    listed = [("linear", file.linear), *listed_tables({"attention": file.attention, "ring": file.ring})]
+    listed = [("sms", file.sms), ("linear", file.linear), *listed_tables({"attention": file.attention, "ring": file.ring})]
     try:
         value = {key: read_figure(key, _QUANTITIES[key], table.value, table.source).value for key, table in listed}
     except InputError as error:
         raise InputError(f"{path.name}: {error}") from None
     return StepRates(
+        n_sms=round(value["sms"]),
         linear_Fps=value["linear"],
         forward_Fps=value["attention.forward"],
         backward_Fps=value["attention.backward"],

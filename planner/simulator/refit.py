@@ -66,7 +66,7 @@ def predict(
     n_steps = len(plan.steps)
     start_s, end_s = _spans(result.ready_s, result.finish_s, tasks.first) if n_steps else (np.zeros(0), np.zeros(0))
     source = f"{topology.title}, {calibration.library} ({calibration.measured})"
-    used = np.flatnonzero(result.link_amount > 0)
+    used = np.flatnonzero(result.link_amount[: tasks.links.n_carrying] > 0)
     order = used[np.argsort(-result.link_busy_s[used], kind="stable")]
     n_bytes = np.array([tasks.n_bytes]) if topology.machine.kind is MachineKind.CPU else result.link_amount
     resources = tuple(Resource(tasks.links.name(i), round(n_bytes[i]), float(result.link_busy_s[i])) for i in order.tolist())
@@ -76,4 +76,5 @@ def predict(
 def _spans(
     ready_s: NDArray[np.float64], finish_s: NDArray[np.float64], first: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return np.minimum.reduceat(ready_s, first[:-1]), np.maximum.reduceat(finish_s, first[:-1])
+    n = first[-1]
+    return np.minimum.reduceat(ready_s[:n], first[:-1]), np.maximum.reduceat(finish_s[:n], first[:-1])

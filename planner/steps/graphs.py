@@ -2,7 +2,7 @@
 
 All GPUs do the same (zigzag makes causal work even), so the tasks of one stand for all. Lanes: computing, hops of the ring,
 gathering weights, scattering gradients. A collective of the tensor axis stands in the computing lane, since what follows needs
-it; so does a hop that doesn't overlap.
+it; so does a hop that doesn't overlap. A hop that does overlap takes SMs from what is computed while it runs.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,9 @@ from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies
 from shardroute.planner.steps.transfers import Flow, Link
 
 _COMPUTE, _RING, _WEIGHTS, _GRADIENTS = range(4)
+_HELD, _HOP, _BLOCK = range(3)
+# SMs that a hop holds are taken first, whatever share of them that is; what is computed has the rest.
+_HELD_FIRST = 1e3
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -66,15 +69,18 @@ class StepWork:
     logits_s: float
     optimizer_s: float
     overlapped: bool
+    n_sms: int
 
 
 class Builder:
-    """Tasks in order of index; each method appends some and returns the index of the last."""
+    """Tasks in order of index; each method appends some and returns the index of the last. The GPU has n_sms SMs."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_sms: int) -> None:
+        self._n_sms = n_sms
         self._delay: list[Floats] = []
         self._amount: list[Floats] = []
         self._cap: list[Floats] = []
+        self._weight: list[Floats] = []
         self._link: list[Ints] = []
         self._lane: list[Ints] = []
         self._owner: list[Ints] = [np.zeros(0, np.int64)]
@@ -94,31 +100,40 @@ class Builder:
         )
 
     def ring(self, work: RingWork, overlapped: bool) -> int:
-        """The blocks and hops of one ring. Block i + 1 needs hop i; hop i needs block i - 1, whose slot it fills."""
-        lane = _RING if overlapped else _COMPUTE
+        """The blocks and hops of one ring. Block i + 1 needs hop i; hop i needs block i - 1, whose slot it fills.
+
+        A hop that runs beside a block holds its SMs as a task of its own, which takes them from the block.
+        """
         n, n_hops = work.n_blocks, work.n_hops if work.hop.link is not Link.NONE else 0
+        share = work.hop.n_sms / self._n_sms if overlapped else 0.0
+        # hop 0, block 0, hop 1, block 1, ... and what is left of the blocks; before each hop what holds its SMs, if it holds any
+        round_of = [_HELD, _HOP, _BLOCK] if share else [_HOP, _BLOCK]
+        part = np.array(round_of * n_hops + [_BLOCK] * (n - n_hops), dtype=np.int64)
         first = self.n
-        is_hop = np.zeros(n + n_hops, dtype=bool)
-        is_hop[0 : 2 * n_hops : 2] = True  # hop 0, block 0, hop 1, block 1, ... and what is left of the blocks
-        at_hop, at_block = first + np.flatnonzero(is_hop), first + np.flatnonzero(~is_hop)
-        self._delay.append(np.where(is_hop, work.hop.start_s, 0.0))
-        amount = np.where(is_hop, work.hop.n_bytes, work.block_s)
+        at_held, at_hop, at_block = (first + np.flatnonzero(part == which) for which in (_HELD, _HOP, _BLOCK))
+        amount = np.array([share * work.hop.alone_s, work.hop.n_bytes, work.block_s])[part]
         amount[at_block[0] - first] = work.first_s
+        self._delay.append(np.array([0.0, work.hop.start_s, 0.0])[part])
         self._amount.append(amount)
-        self._cap.append(np.where(is_hop, work.hop.rate_Bps, 1.0))
-        self._link.append(np.where(is_hop, int(work.hop.link), -1))
-        self._lane.append(np.where(is_hop, lane, _COMPUTE))
+        self._cap.append(np.array([share or 1.0, work.hop.rate_Bps, 1.0])[part])
+        self._weight.append(np.array([_HELD_FIRST, 1.0, 1.0])[part])
+        sms = int(Link.SMS) if share else -1
+        self._link.append(np.array([sms, int(work.hop.link), sms])[part])
+        self._lane.append(np.array([-1, _RING if overlapped else _COMPUTE, _COMPUTE])[part])
         if n_hops:
             n_needing = min(n_hops, n - 1)
             self._needs(at_block[1 : n_needing + 1], at_hop[:n_needing])
-            self._needs(at_hop[1:], at_block[: n_hops - 1])
-            if first:
-                self._needs(at_hop[:1], np.array([first - 1]))
-        self.n += n + n_hops
+            for moved in (at_hop, at_held) if share else (at_hop,):
+                self._needs(moved[1:], at_block[: n_hops - 1])
+                if first:
+                    self._needs(moved[:1], np.array([first - 1]))
+            if share:
+                self._needs(at_held[1:], at_hop[:-1])
+        self.n += len(part)
         return self.n - 1
 
     def graph(self, capacity: tuple[float, float]) -> TaskGraph:
-        """The task graph over the links of one GPU (NVLink, NIC) with these capacities."""
+        """The task graph over the links of one GPU (NVLink, NIC) with these capacities, and its SMs together."""
         link = np.concatenate(self._link)
         lane = np.concatenate(self._lane)
         owner, dep = np.concatenate(self._owner), np.concatenate(self._dep)
@@ -127,15 +142,16 @@ class Builder:
         dep_ptr, dep_tasks = merge_dependencies(in_order(lane), needs)
         return TaskGraph(
             start_s=np.zeros(self.n), delay_s=np.concatenate(self._delay), amount=np.concatenate(self._amount),
-            cap=np.concatenate(self._cap), weight=np.ones(self.n),
+            cap=np.concatenate(self._cap), weight=np.concatenate(self._weight),
             route_ptr=np.concatenate([[0], np.cumsum(link >= 0)]), route_links=link[link >= 0].astype(np.int32),
-            dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=np.array(capacity),
+            dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=np.array([*capacity, 1.0]),
         )  # fmt: skip
 
     def _append(self, lane: int, delay: Floats, amount: Floats, cap: Floats, link: Ints, after: int) -> int:
         self._delay.append(delay)
         self._amount.append(amount)
         self._cap.append(cap)
+        self._weight.append(np.array([1.0]))
         self._link.append(link)
         self._lane.append(np.array([lane]))
         if after >= 0:
@@ -159,7 +175,7 @@ class StepGraph:
 
 def step_graph(work: StepWork, n_layers: int, capacity: tuple[float, float]) -> StepGraph:
     """The tasks of a step. A layer's weights are gathered while the layer before computes, two layers' being held at most."""
-    build = Builder()
+    build = Builder(work.n_sms)
     build.compute(0.0)  # a task to wait for, so that every graph has a dependency
     forward_ends: list[int] = []
     backward_ends: list[int] = []

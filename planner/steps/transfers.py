@@ -18,11 +18,12 @@ from shardroute.topologies.machines import Machine
 
 
 class Link(IntEnum):
-    """A resource of one GPU that flows share; NONE for a flow of no bytes."""
+    """A resource of one GPU that tasks share; NONE for a flow of no bytes. SMS counts all SMs as 1."""
 
     NONE = -1
     NVLINK = 0
     NIC = 1
+    SMS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def step_work(model: DenseModel, layout: StepLayout, rates: StepRates, net: Netw
         logits_s=logits / rates.linear_Fps,
         optimizer_s=parameters * _OPTIMIZER_BYTES / net.machine.hbm_Bps,
         overlapped=layout.overlapped,
+        n_sms=rates.n_sms,
     )
 
 

@@ -18,7 +18,6 @@ from shardroute.planner.steps.works import BACKWARD_FLOPS
 from shardroute.planner.validation.attention_calls import AttentionCall
 from shardroute.planner.validation.kernels import Kernel, kernel_curves
 from shardroute.planner.validation.systems import System, ring_system
-from shardroute.topologies.machines import Machine
 
 _BYTES: Final = DTYPES["bf16"]  # as of fp16
 
@@ -75,7 +74,7 @@ def _pass_s(call: AttentionCall, direction: str, traffic: StepTraffic, rates: Ra
                 home = _hop(call, system, kv)
             n_hops = n - 1 if direction == "fwd" else n
             ring = RingWork(n, first_s + more_s, block_s + more_s, n_hops, hop, home, NOTHING, NOTHING)
-            return around + _ring_s(ring, system.machine)
+            return around + _ring_s(ring, system)
         case "all-gather":
             gathered = _gather_s(call, system, kv)
             worst = (2 * call.cp - 1) / call.cp if call.layout == "contiguous" and call.mask == "causal" else 1.0
@@ -102,8 +101,8 @@ def _blocks_s(call: AttentionCall, flops: float, direction: str, n: int, rates: 
             return diagonal, 2 * whole
 
 
-def _ring_s(ring: RingWork, machine: Machine) -> float:
-    build = Builder()
+def _ring_s(ring: RingWork, system: System) -> float:
+    machine, build = system.machine, Builder(system.n_sms)
     build.compute(0.0)
     build.ring(ring, overlapped=True)
     build.move(ring.last, 0)

@@ -5,6 +5,7 @@ from functools import cache
 
 import msgspec
 
+from shardroute.planner.backends.rates import load_rates
 from shardroute.planner.validation.shipped import TABLES
 from shardroute.topologies.calibrations import Calibration, PathCost, default_calibration
 from shardroute.topologies.documents import read_toml
@@ -15,11 +16,12 @@ from shardroute.topologies.units import parse_bandwidth, parse_seconds
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A machine with its calibration, changed where the system differs, and a note on how it differs."""
+    """A machine with its calibration, changed where the system differs, the SMs of a GPU, and a note on how it differs."""
 
     name: str
     machine: Machine
     calibration: Calibration
+    n_sms: int
     note: str
 
 
@@ -39,6 +41,7 @@ class _SystemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     machine: str
     note: str = ""
+    sms: int | None = None
     nvlink_bandwidth: str | None = None
     memory_bandwidth: str | None = None
     nic_bandwidth: str | None = None
@@ -65,4 +68,5 @@ def _load(file: str, name: str) -> System:
         assert calibration.nic is not None
         nic = PathCost(parse_seconds(table.nic_latency), calibration.nic.efficiency)
         calibration = replace(calibration, nic=nic, figures=())
-    return System(name, machine, calibration, table.note)
+    n_sms = load_rates(table.machine).n_sms if table.sms is None else table.sms
+    return System(name, machine, calibration, n_sms, table.note)
