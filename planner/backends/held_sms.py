@@ -1,9 +1,9 @@
 """SMs that NCCL's kernels hold while they send, and that attention on the same GPU has to do without.
 
-A copy by send and receive holds a channel's SM each on the rank that sends. In a ring each rank sends and receives at once, by the
-same channels, so the receiving end isn't counted again. Beside the copy runs a task of its own over the SMs of that GPU, as long
-as the copy takes alone: a copy that others slow down holds its SMs a little shorter here than it would. Puts hold none.
-Collectives hold some too, which is not counted.
+A copy by send and receive holds an SM for each of its channels, on the rank that sends. In a ring each rank sends and receives
+at once, by the same channels, so the receiving end isn't counted again. Beside the copy runs a task of its own over the SMs of
+that GPU, as long as the copy takes alone: one that others slow down holds its SMs a little shorter here than it would. Puts hold
+none. Collectives hold some too, not counted here.
 """
 
 import numpy as np

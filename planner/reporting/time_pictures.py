@@ -26,7 +26,7 @@ _ROUNDING: Final = 1e-9  # shares of the time below it are left out
 _RECEIVES: Final = "receives"
 _CLASSES: Final = {
     "NIC": "wire (NICs)", "uplink": "wire (NICs)", "downlink": "wire (NICs)", "NVLink": "NVLink",
-    "memory": "memory (packing, local copies)", "its": "at its library's own rate",
+    "memory": "memory (packing, local copies)", "its": "at its library's own rate", "SMs": "SMs",
 }  # fmt: skip
 
 
@@ -119,9 +119,8 @@ def path_section(plan: Plan, prediction: Prediction, chain: Sequence[Link]) -> S
 def _kinds(plan: Plan, link: Link) -> list[tuple[str, float]]:
     kind = _CLASSES.get(link.resource.split(" ")[0], link.resource)
     if plan.steps.op[link.step] == Op.COMPUTE:
-        start = "computing"
-    else:
-        start = "signals: credits and barriers" if plan.step_pieces[link.step] == 0 else "launch and latency"
+        return [("computing", link.startup_s + link.alone_s), (f"computing, {kind} shared with others", link.shared_s)]
+    start = "signals: credits and barriers" if plan.step_pieces[link.step] == 0 else "launch and latency"
     return [(start, link.startup_s), (f"{kind}, alone", link.alone_s), (f"{kind}, shared with others", link.shared_s)]
 
 
