@@ -45,7 +45,7 @@ def test_no_cost_is_negative_and_noise_is_split(costs, noise) -> None:
 
 @pytest.mark.slow
 def test_this_machines_costs_make_a_calibration() -> None:
-    values = attention_figures(60.0) | {"step.launch": 1e-6, "step.piece": 0.0, "cpu.cores": 2.0, "cpu.copy_bandwidth": 1e9}
+    values = attention_figures(300.0) | {"step.launch": 1e-6, "step.piece": 0.0, "cpu.cores": 2.0, "cpu.copy_bandwidth": 1e9}
 
     figures = [calibration_figure(key, value, "measured by a test") for key, value in values.items()]
     calibration = calibration_from_figures("cpu-processes", "processes", "now", "none", figures)

@@ -20,6 +20,7 @@ import numpy as np
 
 from shardroute.executors.attention.contents import DTYPES_OF
 from shardroute.executors.attention.floats import HOST_DTYPES
+from shardroute.executors.attention.jobs import load_arithmetic
 from shardroute.executors.attention.kernels import Floats, add, attend, grad, merge
 from shardroute.executors.attention.seam import Arithmetic, Block
 from shardroute.executors.launching.processes import ONE_THREAD
@@ -68,7 +69,8 @@ def attention_figures(timeout_s: float) -> dict[str, float]:
 
 
 def kernel_figures() -> dict[str, float]:
-    """The same, measured in this process."""
+    """The same, measured in this process, in which memory is kept as ranks keep it."""
+    load_arithmetic(Arithmetic.NUMPY)
     figures: dict[str, float] = {}
     for dtype in DTYPES_OF[Arithmetic.NUMPY]:
         samples = [
