@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test check clean
+.PHONY: help demo test check docs clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -24,9 +24,14 @@ check: $(VENV)/test.stamp ## Lint, types and import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
 
+docs: $(VENV)/docs.stamp ## Build the site of docs/ into build/site; broken links and stale tables fail
+	@$(BIN)/python tools/docs_tables.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is build/site/index.html; its search works when served: python -m http.server -d build/site"
+
 clean: ## Remove .venv and all that was built or cached
 	rm -rf $(VENV) build dist *.egg-info out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find topologies planner executors tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find topologies planner executors tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -46,4 +51,9 @@ $(VENV)/core.stamp: $(VENV)/python.stamp pyproject.toml
 $(VENV)/test.stamp: $(VENV)/core.stamp
 	@echo "Installing the test tools into $(VENV)"
 	@$(PIP) install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/core.stamp
+	@echo "Installing what builds the site into $(VENV)"
+	@$(PIP) install --quiet --editable '.[docs]'
 	@touch $@

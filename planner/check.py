@@ -6,7 +6,9 @@ there, each delivery must be needed and the only one, and staging memory must no
 Element data is never touched; the cost grows with the number of bundle entries times the steps that carry them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,11 @@ from shardroute.planner.slots import check_slots
 from shardroute.planner.sums import check_places, summed_deliveries
 from shardroute.topologies.errors import InputError, PlanError
 
+# Shares of the time that are over after the tables, the deliveries and the relays: DeepSeek-V3, 280 thousand steps, 1.4 s.
+_TABLES: Final = 0.55
+_DELIVERIES: Final = 0.7
+_RELAYS: Final = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -28,10 +35,11 @@ class Proof:
     n_bytes: int
 
 
-def check(plan: Plan) -> Proof:
-    """Prove that the plan delivers, or computes its attention call. Raises PlanError naming the tensor, box, rank or step that is
-    wrong.
+def check(plan: Plan, progress: Callable[[float], None] | None = None) -> Proof:
+    """Prove that the plan delivers, or computes its attention call; progress is told the share done. Raises PlanError naming the
+    tensor, box, rank or step that is wrong.
     """
+    done = progress if progress is not None else _untold
     if plan.attention is not None:
         from shardroute.planner.ring.proofs import check_attention  # which builds on this module
 
@@ -41,15 +49,22 @@ def check(plan: Plan) -> Proof:
     except InputError as error:
         raise PlanError(str(error)) from error
     tables = PieceTables(plan)
+    done(_TABLES)
     if plan.problem.summed:
         deliveries = _sums(plan, tables)
     else:
         deliveries = _deliveries(plan, tables)
+        done(_DELIVERIES)
         _check_relays(plan, tables, deliveries)
+    done(_RELAYS)
     check_waits(plan)
     check_slots(plan)
     n_bytes = int(tables.piece_bytes[deliveries.piece].sum())
     return Proof(len(deliveries.step), n_bytes)
+
+
+def _untold(_share: float) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from shardroute.planner.plans import Boxes, Bundles, Computes, Plan, Steps
 from shardroute.planner.problems import Problem
 from shardroute.planner.ring.workloads import Attention
 from shardroute.topologies.errors import InputError, PlanError
-from shardroute.topologies.files import written_whole
+from shardroute.topologies.files import READINGS, written_whole
 from shardroute.topologies.topologies import Topology, topology_from_dict, topology_to_dict
 
 FORMAT = "shardroute-plan"
@@ -153,6 +153,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 def load_plan(path: str | Path) -> Plan:
     """Read a plan. Raises InputError when there is no such file, PlanError when it isn't a whole plan of a known schema."""
     with _unreadable(path), zipfile.ZipFile(path) as archive:
+        READINGS.info("read %s", path)
         members = _members(archive)
         header = archive.read(_HEADER)
         columns = {name: _read_column(name, archive.read(info)) for name, info in members.items() if name != _HEADER}
@@ -191,6 +192,7 @@ def mapped_plan(path: str | Path) -> Iterator[PlanRecord]:
     with _unreadable(path):
         file = open(path, "rb")  # noqa: SIM115 - closed below, after the map
     with file:
+        READINGS.info("read %s", path)
         with _unreadable(path):
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with zipfile.ZipFile(file) as archive:

@@ -5,7 +5,7 @@ Rule: rows are made some thousand at a time, so that a plan of millions of steps
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -22,23 +22,37 @@ _ROWS: Final = 2**14
 _PLACES: Final[Mapping[int, str]] = {SOURCE: "source", TARGET: "target"}
 
 
-def write_steps(plan: Plan, timeline: Timeline | None, file: BinaryIO) -> None:
+def write_steps(
+    plan: Plan, timeline: Timeline | None, file: BinaryIO, progress: Callable[[float], None] | None = None
+) -> None:
     """Write the steps as CSV (RFC 4180, UTF-8) with a line of column names.
 
     op, lane and backend are words; src and dst are ranks, empty where the step has none; group and after list ranks and earlier
     steps with spaces between; src_at and dst_at are source, target or the number of a staging slot; n_bytes is what the step
-    carries. Raises InputError for a timeline of another plan.
+    carries. progress is told the share that is written. Raises InputError for a timeline of another plan.
     """
-    if timeline is not None and (timeline.digest != plan.digest or len(timeline.end_s) != len(plan.steps)):
-        raise InputError(
-            f"the timeline is of plan {timeline.digest[:16]}, the plan is {plan.digest[:16]}; simulate or run this plan"
-        )
+    check_timeline(plan, timeline)
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text)
     writer.writerow([*COLUMNS, *(TIME_COLUMNS if timeline is not None else ())])
     for first in range(0, len(plan.steps), _ROWS):
+        if progress is not None:
+            progress(first / len(plan.steps))
         writer.writerows(_rows(plan, timeline, first, min(first + _ROWS, len(plan.steps))))
     text.detach()
+
+
+def check_timeline(plan: Plan, timeline: Timeline | None) -> None:
+    """Raise InputError for a timeline of another plan."""
+    if timeline is not None and (timeline.digest != plan.digest or len(timeline.end_s) != len(plan.steps)):
+        raise InputError(
+            f"the timeline is of plan {timeline.digest[:16]}, the plan is {plan.digest[:16]}; simulate or run this plan"
+        )
+
+
+def place_name(place: int) -> str:
+    """Where a step reads or writes: `source`, `target`, or the number of a staging slot."""
+    return _PLACES.get(place, str(place))
 
 
 def _rows(plan: Plan, timeline: Timeline | None, first: int, end: int) -> Iterator[list[object]]:
@@ -55,7 +69,7 @@ def _rows(plan: Plan, timeline: Timeline | None, first: int, end: int) -> Iterat
             first + i, Op(ops[i]).name.lower(), Lane(lanes[i]).name.lower(), queues[i], Backend(backends[i]).label,
             *("" if ranks[i] < 0 else ranks[i] for ranks in ends),
             "" if groups[i] < 0 else _listed(plan.group(groups[i])),
-            *(_PLACES.get(places[i], places[i]) for places in at),
+            *(place_name(places[i]) for places in at),
             bundles[i], n_bytes[i], _listed(after), *(column[i] for column in times),
         ]  # fmt: skip
 

@@ -83,23 +83,6 @@ def test_show_simulate_and_check_speak_json(cli, tensor_plan) -> None:
     assert checked["ok"] is True
 
 
-def test_tables_fit_80_columns(cli, tensor_plan, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-
-    outputs = [
-        cli(*arguments)[1]
-        for arguments in (
-            ["show", str(tensor_plan)],
-            ["simulate", str(tensor_plan)],
-            ["machines"],
-            ["machines", "show", "dgx-h100"],
-            ["models"],
-        )
-    ]
-
-    assert [line for out in outputs for line in out.splitlines() if len(line) > 80] == []
-
-
 def test_a_plan_is_run_measured_and_compared(cli, tensor_plan, tmp_path) -> None:
     predicted, measured = str(tmp_path / "p.json"), str(tmp_path / "m.json")
 

@@ -81,7 +81,7 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.split())
     assert "shardroute" in loaded
-    assert loaded.isdisjoint(OPTIONAL | {"numba", "hypothesis", "pytest", "vl_convert"})
+    assert loaded.isdisjoint(OPTIONAL | {"numba", "hypothesis", "pytest", "vl_convert", "pyarrow"})
 
 
 def test_every_package_that_the_code_imports_is_declared(repo: Path) -> None:
@@ -101,7 +101,7 @@ def test_every_package_that_the_code_imports_is_declared(repo: Path) -> None:
         for name in _imported_names(node)
     }
 
-    allowed = declared | OPTIONAL | {"shardroute", "hypothesis", "vl_convert"} | sys.stdlib_module_names
+    allowed = declared | OPTIONAL | {"shardroute", "hypothesis", "vl_convert", "pyarrow"} | sys.stdlib_module_names
     assert sorted((name, path) for name, path in imported if name not in allowed) == []
 
 

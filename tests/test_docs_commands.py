@@ -1,23 +1,34 @@
-"""Runs what README.md, CONTRIBUTING.md and docs/ tell a reader to type.
+"""Runs what README.md, CONTRIBUTING.md, docs/ and examples/ tell a reader to type.
 
 The convention: in a block fenced as ```console, each line that starts with `$ ` is a command (a line that
-ends with a backslash goes on in the next one); other lines are output, shown for the reader. A document's
-commands run in order in one empty folder, with this environment's programs first on PATH, and must exit 0.
-A block fenced as ```console no-run is not run; the line above its fence says why: <!-- no-run: reason -->.
-Other shell fences (bash, sh, ...) are refused, so that no command escapes. Python blocks run as scripts.
+ends with a backslash goes on in the next one); other lines are output, shown for the reader. A block fenced
+as ```python is a script. A document's blocks run in order in one folder, with this environment's programs
+first on PATH, and must exit 0. The folder is empty but for a link to examples/, or, where the document says
+<!-- continues: other.md -->, the one that the blocks of that document have left: plans are made once.
+
+A block fenced as ```console no-run or ```python no-run is not run; the line above its fence says why:
+<!-- no-run: reason -->. A file that a page shows in whole (--8<-- "examples/x.py") is an example, which
+tests/test_examples.py runs. Fences of other kinds are refused but for plain data, so that nothing escapes.
 """
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md")),
+]  # fmt: skip
+# What a fence may be: run, left out for a reason, or data and output for the reader.
+RUN, LEFT_OUT, SHOWN = {"console", "python"}, {"console no-run", "python no-run"}, {"text", "toml", "json", "yaml"}
+CONTINUES = re.compile(r"^<!-- continues: ([\w-]+\.md) -->$", re.MULTILINE)
+INCLUDED = re.compile(r'^--8<-- "(.*)"$')
 # A command in a document that takes longer than this is no example; seconds.
 TIMEOUT_S = 240
 
@@ -105,53 +116,84 @@ def test_no_placeholder_is_left_in_a_document(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_shell_commands_stand_in_console_blocks(document: Path) -> None:
-    shells = {"bash", "sh", "shell", "zsh", "shell-session", "terminal"}
-
+def test_a_fence_is_run_or_left_out_or_plain_data(document: Path) -> None:
     for block in blocks_of(document.read_text()):
         place = f"{name_of(document)}:{block.number - 1}"
-        words = block.info.split()
-        assert not (words and words[0] in shells), f"{place}: fence commands as ```console, with `$ `"
-        assert words[:1] != ["console"] or words[1:] in ([], ["no-run"]), f"{place}: unknown tag {words[1:]}"
+        assert block.info in RUN | LEFT_OUT | SHOWN, f"{place}: fence {block.info!r}; commands are ```console, with `$ `"
         assert block.info != "console" or block.commands, f"{place}: a console block without a command"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_a_block_that_is_not_run_says_why(document: Path) -> None:
     for block in blocks_of(document.read_text()):
-        if block.info == "console no-run":
+        if block.info in LEFT_OUT:
             place = f"{name_of(document)}:{block.number - 1}"
             reason = re.fullmatch(r"<!-- no-run: \S.*-->", block.line_above)
             assert reason, f"{place}: put <!-- no-run: reason --> above the fence"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_a_file_that_is_shown_in_whole_is_an_example(document: Path) -> None:
+    for line in (line for block in blocks_of(document.read_text()) for line in block.lines):
+        if (found := INCLUDED.match(line)) is not None:
+            assert (ROOT / found[1]).parent == ROOT / "examples", f"{name_of(document)}: {line}"
+            assert (ROOT / found[1]).is_file(), f"{name_of(document)}: {line}"
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PATH whose `shardroute` starts at once, and whose other programs are those of this environment."""
+    folder = tmp_path_factory.mktemp("programs")
+    loaded = subprocess.Popen([sys.executable, Path(__file__).with_name("preloaded_program.py"), folder], stdout=subprocess.PIPE)
+    try:
+        assert loaded.stdout is not None
+        assert loaded.stdout.readline() == b"ready\n"
+        yield os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    finally:
+        loaded.terminate()
+        loaded.communicate()
+
+
+@pytest.fixture(scope="module")
+def folder_after(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Runs the blocks of a document, and of those that it continues, once; the folder that they leave."""
+    left: dict[Path, Path] = {}
+
+    def run(document: Path) -> Path:
+        if document not in left:
+            continued = CONTINUES.search(document.read_text())
+            if continued is not None:
+                folder = run(document.parent / continued[1])
+            else:
+                folder = tmp_path_factory.mktemp(document.stem)
+                (folder / "examples").symlink_to(ROOT / "examples")
+            run_blocks(document, folder, programs)
+            left[document] = folder
+        return left[document]
+
+    return run
+
+
+def run_blocks(document: Path, folder: Path, programs: str) -> None:
+    """Run a document's blocks; a command that fails is an assertion, with its line and what it printed."""
+    environment = os.environ | {"PATH": programs}
+    for block in blocks_of(document.read_text()):
+        if block.info == "console":
+            parts = [(number, ["bash", "-euo", "pipefail", "-c", command]) for number, command in block.commands]
+        elif block.info == "python" and not any(INCLUDED.match(line) for line in block.lines):
+            parts = [(block.number, [sys.executable, "-c", "\n".join(block.lines)])]
+        else:
+            continue
+        for number, command in parts:
+            ran = subprocess.run(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, timeout=TIMEOUT_S,
+            )  # fmt: skip
+
+            assert ran.returncode == 0, f"{name_of(document)}:{number}: $ {command[-1]}\n{ran.stdout}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_the_commands_of_a_document_run(document: Path, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path}
-    blocks = [block for block in blocks_of(document.read_text()) if block.info == "console"]
-
-    for number, command in (each for block in blocks for each in block.commands):
-        ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-
-        assert ran.returncode == 0, f"{name_of(document)}:{number}: $ {command}\n{ran.stdout}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_the_python_of_a_document_runs(document: Path, tmp_path: Path) -> None:
-    for block in blocks_of(document.read_text()):
-        if block.info == "python":
-            code = "\n".join(block.lines)
-            ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-
-            assert ran.returncode == 0, f"{name_of(document)}:{block.number}\n{ran.stderr}"
+def test_the_commands_and_the_python_of_a_document_run(document: Path, folder_after: Callable[[Path], Path]) -> None:
+    folder_after(document)

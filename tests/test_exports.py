@@ -5,6 +5,7 @@ import shardroute.planner
 import shardroute.planner.choice
 import shardroute.planner.ring
 import shardroute.planner.steps
+import shardroute.planner.studies
 
 
 def test_the_planner_offers_these_names() -> None:
@@ -142,3 +143,30 @@ def test_attention_plans_offer_these_names() -> None:
         "ring_report",
     }
     assert all(hasattr(shardroute.planner.ring, name) for name in shardroute.planner.ring.__all__)
+
+
+def test_studies_offer_these_names() -> None:
+    assert set(shardroute.planner.studies.__all__) == {
+        "STAND_INS",
+        "Case",
+        "LoadEstimate",
+        "LoadStudy",
+        "RefitRow",
+        "RefitStudy",
+        "RingRow",
+        "RingStudy",
+        "Split",
+        "SplitRow",
+        "SplitStudy",
+        "StudiedModel",
+        "count_text",
+        "estimate",
+        "ring_rows",
+        "split_row",
+        "splits_of",
+        "studied_model",
+        "study_rows",
+        "widened",
+        "with_experts",
+    }
+    assert all(hasattr(shardroute.planner.studies, name) for name in shardroute.planner.studies.__all__)

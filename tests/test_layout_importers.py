@@ -33,6 +33,11 @@ TITAN = "torchrun --nproc_per_node=8 train.py --parallelism.data_parallel_shard_
         (f"{MEGATRON} {ENDS}", None, "megatron",
          "TP4 x PP8[11,12,12,12,12,12,12,11] x DP4"),
         (f"{MEGATRON} --num-layers 32 --num-layers-per-virtual-pipeline-stage 2", None, "megatron", "TP4 x PP8 x VPP2 x DP4"),
+        (f"{MEGATRON} --pipeline-model-parallel-layout 'Et*3|t*4,|(t*5|)*5t*2L'", None, "megatron",
+         "TP4 x PP8[3,4,5,5,5,5,5,2] x DP4"),
+        (f"{MEGATRON} --pipeline-model-parallel-layout 'Et|(t|)*6tL' --num-layers 8", None, "megatron", "TP4 x PP8 x DP4"),
+        ("t --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'E|t*31|t*30|L'", 2, "megatron",
+         "PP2[0,31,30,0] x VPP2"),
         ("pretrain_gpt.py --tensor_model_parallel_size 2", None, "megatron", "TP2"),
         (f"{TITAN} --parallelism.tensor_parallel_degree 2", None, "fsdp", "FSDP4 x TP2"),
         ("t --parallelism.data_parallel_shard_degree 4 --parallelism.context-parallel-degree 2 "
@@ -69,7 +74,9 @@ def test_a_command_is_read_as_its_framework_would(command: str, n_gpus: int | No
         ("vllm serve m", 0, "GPUs: expected 1 or more, found 0"),
         (f"{MEGATRON} --context-parallel-size 3", None, "128 GPUs are no multiple of 96"),
         (f"{MEGATRON} --use-torch-fsdp2", None, "--use-torch-fsdp2: the sharding of megatron isn't described"),
-        (f"{MEGATRON} --pipeline-model-parallel-layout 'E|t*3|L'", None, "isn't read; list the layers"),
+        (f"{MEGATRON} --pipeline-model-parallel-layout 'E|t*3|L'", None, "its 3 stages are no multiple of the 8 pipeline ranks"),
+        (f"{MEGATRON} --pipeline-model-parallel-layout 'Et|(t|)*6tL' --num-layers 9", None, "8 layers t, and the model has 9"),
+        (f"{MEGATRON} --pipeline-model-parallel-layout 'x' --decoder-last-pipeline-num-layers 3", None, "takes one of them"),
         (f"{MEGATRON} --decoder-first-pipeline-num-layers 3", None, "--num-layers is missing"),
         (f"{MEGATRON} --num-layers 30 --decoder-first-pipeline-num-layers 3", None, "doesn't divide over 7 of 8 stages"),
         ("t --parallelism.data_parallel_shard_degree -1", None, "say by --gpus how many"),
@@ -146,6 +153,9 @@ VERL = {
         ({"actor_rollout_ref.actor.strategy": "megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": "4",
           "actor_rollout_ref.actor.megatron.expert_model_parallel_size": "2", "actor_rollout_ref.rollout.data_parallel_size": "2",
           "actor_rollout_ref.rollout.expert_parallel_size": "4"}, "TP4 x EP2 x ETP4 x DP4", "TP2 x EP4 x DP4"),
+        ({"actor_rollout_ref.actor.strategy": "megatron", "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": "2",
+          "+actor_rollout_ref.actor.megatron.override_transformer_config.pipeline_model_parallel_layout": "Et*20|t*16,L"},
+         "PP2[20,16] x DP8", "TP2 x DP8"),
     ],
 )  # fmt: skip
 def test_overrides_of_verl_are_a_recipe_of_their_own(keys: dict[str, str], source: str, target: str) -> None:
@@ -165,9 +175,13 @@ def test_overrides_of_verl_are_a_recipe_of_their_own(keys: dict[str, str], sourc
         (["policy.x=1", "cluster.gpus_per_node=${a.b}", "a.b=${cluster.gpus_per_node}"], "in a circle"),
         (["policy.x=1", "cluster.gpus_per_node=${oc.env:N}"], r"is '\$\{oc.env:N\}'; give cluster.gpus_per_node=VALUE"),
         (verl(**{"actor_rollout_ref.actor.strategy": "deepspeed"}), "expected megatron, fsdp or fsdp2"),
+        (verl(**{"actor_rollout_ref.actor.strategy": "megatron",
+                 "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": "2",
+                 "actor_rollout_ref.actor.megatron.pipeline_model_parallel_layout": "Et*3|tL"}),
+         "it holds 4 layers t, and the model has 36"),
         (verl(**{"trainer.n_gpus_per_node": "3", "trainer.nnodes": "1"}), "3 GPUs are no multiple of 2"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_lack_something_are_refused_by_the_key(overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         refit_of_settings(read_settings([], overrides))

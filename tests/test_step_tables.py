@@ -1,14 +1,16 @@
-"""A plan's steps as CSV."""
+"""A plan's steps as CSV, and as Parquet where pyarrow is installed."""
 
 import csv
 import io
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from shardroute.executors.cli import main
 from shardroute.planner.arguments import tensor_problem
+from shardroute.planner.parquet_tables import write_parquet
 from shardroute.planner.plans import SOURCE, TARGET, Lane, Op, Plan
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.planner.simulator.refit import predict
@@ -87,4 +89,33 @@ def test_the_command_writes_a_file_of_that_name_only(monkeypatch, capsys, tmp_pa
     assert run("steps", "a.plan", "-o", "a.txt") == 2
 
     assert (tmp_path / "a.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
-    assert "ends in .csv" in capsys.readouterr().err
+    assert "ends in .csv or .parquet" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow, the extra `parquet`")
+@pytest.mark.parametrize("strategy", ["greedy", "gather-broadcast"])
+def test_parquet_says_what_the_csv_says(monkeypatch, strategy: str) -> None:
+    from pyarrow import parquet
+
+    monkeypatch.setattr("shardroute.planner.parquet_tables._ROWS", 7)
+    made = plan(strategy)
+    timeline = predict(made, default_calibration("dgx-h100")).timeline
+    file = io.BytesIO()
+
+    write_parquet(made, timeline, file)
+
+    def as_text(value: object) -> str:
+        if isinstance(value, list):
+            return " ".join(map(str, value))
+        return "" if value is None else str(value)
+
+    table = parquet.read_table(io.BytesIO(file.getvalue()))
+    assert [{name: as_text(value) for name, value in row.items()} for row in table.to_pylist()] == rows(made, timeline)
+    assert table.schema.metadata[b"plan"].decode() == made.digest
+
+
+def test_without_pyarrow_parquet_is_refused_with_the_way_to_get_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(InputError, match=r"pip install 'shardroute\[parquet\]'"):
+        write_parquet(plan(), None, io.BytesIO())

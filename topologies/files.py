@@ -5,15 +5,19 @@ wrong is an InputError.
 """
 
 import errno
+import logging
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from shardroute.topologies.errors import InputError
+
+# Each file that is read, at level INFO.
+READINGS: Final = logging.getLogger("shardroute.files")
 
 
 @contextmanager
@@ -24,6 +28,7 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(mode):
             raise InputError(f"{path}: can't be read (it is {_kind(mode)}, expected a file)")
         with open(path, "rb") as file:
+            READINGS.info("read %s", path)
             yield file
     except OSError as error:
         raise InputError(f"{path}: can't be read ({error.strerror or error})") from None
@@ -53,12 +58,31 @@ def read_text(path: str | Path, most_bytes: int) -> str:
 
 
 def write_file(path: str | Path, data: bytes, what: str) -> None:
-    """Write bytes to a path; a device or a pipe may be named too. Raises InputError, which calls the content `what`."""
+    """Write bytes to a path: a plain file appears whole or not at all, and keeps what it had where that fails; a device, a pipe or
+    a link may be named too. Raises InputError, which calls the content `what`.
+    """
+    if _can_be_replaced(path):
+        with written_whole(path, what) as file:
+            file.write(data)
+        return
     try:
         with open(path, "wb") as file:
             file.write(data)
     except (OSError, ValueError) as error:
         raise cannot_write(path, what, error) from None
+
+
+def _can_be_replaced(path: str | Path) -> bool:
+    """Whether another file may take the path's place: it is a file, or nothing yet, in a folder that the user may write to."""
+    try:
+        if not os.access(os.path.dirname(path) or ".", os.W_OK):
+            return False
+        found = os.lstat(path)
+        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and os.access(path, os.W_OK)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -22,6 +22,9 @@ from shardroute.planner.cli import (
     ring,
     schemas,
     steps,
+    study,
+    study_sizes,
+    study_steps,
     validate,
 )
 from shardroute.planner.cli.program import app
@@ -46,5 +49,8 @@ __all__ = [
     "ring",
     "schemas",
     "steps",
+    "study",
+    "study_sizes",
+    "study_steps",
     "validate",
 ]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import (
     CalibrationOption,
     MachineOption,
@@ -47,7 +47,8 @@ def bound_command(
     request = asked.request()
     problem = request.problem
     topology = topology_for(machine, problem.n_ranks, nic)
-    needs = demand(problem, pieces_of(problem), topology)
+    with progress("adding up what must cross"):
+        needs = demand(problem, pieces_of(problem), topology)
     staging = max_staging is None or parse_bytes(max_staging) > 0
     found = cuts(needs, topology, calibration_for(topology.machine, calibration), staging=staging)
     report = BoundReport(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardroute.planner.cli.output import print_facts, print_table, progress, stderr
+from shardroute.planner.cli.output import print_facts, print_table, progress, say
 from shardroute.planner.cli.plan import calibration_for
 from shardroute.planner.measurements.calibrate import Fitted, calibrate_from_logs
 from shardroute.planner.measurements.timeline_fits import calibrate_from_timelines
@@ -25,9 +25,9 @@ def calibrate_from_files(files: list[str], machine: str | None, base: str | None
             raise InputError("timelines (.json) are fitted alone, with the plan that ran: --plan FILE")
         loaded = load_plan(plan)
         topology_machine = loaded.topology.machine if machine is None else parse_machine(machine)[0]
-        with progress("fitting"):
+        with progress("fitting") as done:
             return calibrate_from_timelines(
-                [(file, load_timeline(file)) for file in timelines], loaded, calibration_for(topology_machine, base)
+                [(file, load_timeline(file)) for file in timelines], loaded, calibration_for(topology_machine, base), done
             )
     if machine is None:
         raise InputError("logs don't say which machine they are of; give --machine, for example --machine dgx-h100")
@@ -39,7 +39,8 @@ def calibrate_from_files(files: list[str], machine: str | None, base: str | None
     kept = calibration_for(found, base)
     if kept.nvlink is None:
         raise InputError(f"base {base}: its costs are of CPUs (machine {kept.machine}); expected those of a GPU machine")
-    return calibrate_from_logs(files, found, kept)
+    with progress("fitting"):
+        return calibrate_from_logs(files, found, kept)
 
 
 def print_fitted(fitted: Fitted) -> None:
@@ -65,7 +66,7 @@ def print_fitted(fitted: Fitted) -> None:
         ],
     )  # fmt: skip
     for note in fitted.unused:
-        stderr().print(f"not used: {note}", markup=False)
+        say(f"not used: {note}")
 
 
 def figure_text(figure: Figure) -> str:

@@ -1,14 +1,14 @@
 """`shardroute diff`: how two plans, or two timelines, differ."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shardroute.planner.cli.cautions import say_costs
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
+from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.plan_files import load_plan
@@ -55,8 +55,8 @@ def diff_command(
             _print_timelines(found, first, second)
         return
     plans = [load_plan(path) for path in (first, second)]
-    with progress("predicting"):
-        reports = [_report(plan, calibration) for plan in plans]
+    with progress("predicting") as done:
+        reports = [_report(plan, calibration, part(done, i / 2, (i + 1) / 2)) for i, plan in enumerate(plans)]
         differs = difference(plans[0], plans[1], reports[0], reports[1])
     if json:
         print_json(differs)
@@ -64,7 +64,7 @@ def diff_command(
         _print_plans(differs, first, second)
 
 
-def _report(plan: Plan, calibration: str | None) -> PlanReport:
+def _report(plan: Plan, calibration: str | None, done: Callable[[float], None]) -> PlanReport:
     """The plan in numbers, predicted where the machine has a calibration or one is named."""
     machine = plan.topology.machine
     known = calibration is not None or machine.name in calibration_names()
@@ -72,7 +72,7 @@ def _report(plan: Plan, calibration: str | None) -> PlanReport:
     if not known:
         return report(plan, None, costs)
     try:
-        prediction = predict(plan, costs)
+        prediction = predict(plan, costs, progress=done)
     except InputError:
         if plan.attention is None:
             raise

@@ -3,6 +3,8 @@
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.inspect import PlanArgument
@@ -36,8 +38,8 @@ def explain_command(
         prediction = predict(loaded, costs, progress=done)
     rivals: list[Rival] = []
     if not alone:
-        with progress("planning by other strategies"):
-            rivals = rivals_of(loaded, prediction.predicted_s, costs, strategy)
+        with progress("planning by other strategies") as done:
+            rivals = rivals_of(loaded, prediction.predicted_s, costs, strategy, progress=done)
     with progress("following the critical path"):
         found = explain(loaded, prediction, costs, rivals)
     say_costs(loaded.topology.machine, costs)
@@ -46,4 +48,4 @@ def explain_command(
         return
     print_facts(plan, [])
     for sentence in found.sentences:
-        stdout().print(f"  {printable(sentence)}")
+        stdout().print(Padding(Text(printable(sentence)), (0, 0, 0, 2), expand=False))

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, stderr, stdout
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, say, stdout
 from shardroute.planner.cli.program import app
 from shardroute.planner.importers import (
     ImportedLayout,
@@ -90,7 +90,7 @@ def import_layouts(
         raise InputError("nothing to import: give a recipe (grpo.yaml), or --train COMMAND and --serve COMMAND")
     for side in (source, target):
         for note in () if side is None else side.notes:
-            stderr().print(f"note: {note}", markup=False, soft_wrap=True)
+            say(f"note: {note}")
     model = next((side.model for side in (source, target) if side is not None and side.model), "")
     if json:
         print_json(ImportedLayouts(known_model(model) or model, colocated, _imported_side(source), _imported_side(target)))

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from shardroute.planner.cli.catalogues import machines
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stderr
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, say
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file, read_text, write_file
 from shardroute.topologies.importers import (
@@ -94,7 +94,7 @@ def import_command(
     )
     imported = import_machines(inputs, "imported" if output is None else Path(output).stem)
     for note in imported.notes:
-        stderr().print(f"note: {note}", markup=False, soft_wrap=True)
+        say(f"note: {note}")
     if output is None and not json and len(imported.machines) > 1:
         raise InputError(f"the hosts make {len(imported.machines)} kinds of NVLink domains, one machine file each; give -o FILE")
     if output is not None:
@@ -164,6 +164,6 @@ def _show(imported: Imported, output: str) -> None:
         print_table(
             ["NIC", "nearest to", "rail"],
             [[r.nic, ", ".join(f"GPU {i}" for i in r.gpus) or "-", r.rail] for r in imported.rails if r.host == first],
-            title=f"\nRails of {first}, by the fabric",
+            title=f"\nRails of {first}, by the fabric; planning doesn't use them",
         )
     print_facts("\nplan on it", [("", f'--machine "{_machine_text(imported, output)}"')])

@@ -210,8 +210,8 @@ def check_command(
     if plan is None or from_json is not None or to_json is not None:
         raise InputError("give a PLAN, or two layout files: --from-json SOURCE --to-json DESTINATION")
     loaded = load_plan(plan)
-    with progress("checking"):
-        proof = check(loaded)
+    with progress("checking") as done:
+        proof = check(loaded, progress=done)
     if json:
         print_json(CheckedPlan(True, loaded.digest, len(loaded.steps), proof.n_deliveries, proof.n_bytes))
         return

@@ -1,9 +1,16 @@
-"""How every command speaks: tables and JSON on stdout, progress and trouble on stderr."""
+"""How every command speaks: tables and JSON on stdout, progress and trouble on stderr.
+
+Rule: colour and bars are for terminals. `say` is for what a person should know (--quiet leaves it out), `tell` for what --verbose
+asks for; errors are neither.
+"""
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -12,11 +19,15 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from shardroute.topologies.units import format_seconds
+
 JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for programs instead of tables.")]
 
 
 # A first column up to this wide is never folded; longer ones (tensor names) fold so that numbers keep their units.
 _LONGEST_KEY = 24
+_BAR = 16
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 # Control characters but the line feed, marks that turn the direction of text, and halves of surrogate pairs: a name in a file
 # could move the cursor, colour what follows, or stop the printing.
@@ -39,6 +50,35 @@ def message_text(error: Exception) -> str:
 
 def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[len(text) - most // 3 :]}"
+
+
+class Speech(StrEnum):
+    """How much a command says beside its results."""
+
+    QUIET = "quiet"
+    PLAIN = "plain"
+    VERBOSE = "verbose"
+
+
+# Of the command that runs; `speak` sets it, in a context that ends with the program's main.
+_SPEECH: ContextVar[Speech] = ContextVar("speech", default=Speech.PLAIN)
+
+
+def speak(speech: Speech) -> None:
+    """From here on say so much."""
+    _SPEECH.set(speech)
+
+
+def say(text: str, style: str = "") -> None:
+    """A line on standard error: a note, a caution, where something was written. Not with --quiet."""
+    if _SPEECH.get() is not Speech.QUIET:
+        stderr().print(printable(text), style=style, soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """A line on standard error with --verbose: what was read or chosen, how long a part took."""
+    if _SPEECH.get() is Speech.VERBOSE:
+        stderr().print(printable(text), style="dim", soft_wrap=True)
 
 
 def stdout() -> Console:
@@ -84,17 +124,33 @@ def print_table(
     stdout().print(table)
 
 
+def bar_text(share: float) -> str:
+    """A bar of up to 16 characters for a share from 0 to 1, by eighths of a character; hashes where stdout takes ASCII only."""
+    eighths = round(min(max(share, 0.0), 1.0) * 8 * _BAR)
+    if not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf"):
+        return "#" * round(eighths / 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8]
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Show `what` on standard error while the block runs, if that is a terminal; the value given takes the share done (0 to
-    1).
+    """Show `what` on standard error while the block runs, if that is a terminal: a bar, the time so far and, once the share that
+    is done (0 to 1) is told to what this yields, the time left. With --quiet show nothing; with --verbose say how long it took.
     """
     console = stderr()
-    if not console.is_terminal:
+    speech = _SPEECH.get()
+    began = time.perf_counter()
+    if speech is Speech.QUIET or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield lambda _share: None
-        return
-    described = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(printable(what), total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    else:
+        described = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(printable(what), total=None)
+            yield lambda share: bar.update(task, completed=share, total=1.0)
+    tell(f"{what}: {format_seconds(time.perf_counter() - began)}")
+
+
+def part(done: Callable[[float], None], first: float, last: float) -> Callable[[float], None]:
+    """What to tell the share of one part of a whole, the part that lasts from `first` to `last` of it."""
+    return lambda share: done(first + share * (last - first))

@@ -1,7 +1,7 @@
 """`shardroute plan`: from a model or a bare tensor and two layouts to a plan file and its numbers."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from msgspec import to_builtins
 
 from shardroute.planner.arguments import parse_nics
 from shardroute.planner.cli.backends import BackendsOption, carried_by, parse_backends
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
+from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, progress, say, tell
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.cli.texts import devices_text, report_facts
@@ -18,7 +18,7 @@ from shardroute.planner.plan_files import save_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport, report
-from shardroute.planner.routing.auto import choose
+from shardroute.planner.routing.auto import PLANNING_SHARE, choose
 from shardroute.planner.routing.caches import cached_plan
 from shardroute.planner.routing.options import DEFAULT_BACKENDS, STAGING_BYTES, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
@@ -86,8 +86,11 @@ def staging_bytes(max_staging: str | None) -> int:
 def calibration_for(machine: Machine, name: str | None) -> Calibration:
     """The calibration that the user named, else the machine's own; InputError says what to do when there is none."""
     if name == "nominal":
-        return nominal_calibration(machine)
-    return default_calibration(machine.name) if name is None else load_calibration(name)
+        found = nominal_calibration(machine)
+    else:
+        found = default_calibration(machine.name) if name is None else load_calibration(name)
+    tell(f"costs: {found.library} on {found.machine}, {found.measured}")
+    return found
 
 
 NicOption = Annotated[
@@ -113,6 +116,7 @@ def topology_for(machine: str, n_ranks: int, nics: Sequence[str] | None = None) 
     found, count = parse_machine(last)
     parts.append(build_topology(found, count, max(1, n_ranks - sum(part.n_gpus for part in parts))))
     topology = join_topologies(parts)
+    tell(f"machine: {topology.title}, for {n_ranks:,} ranks")
     return topology if not nics else replace(topology, own_nic_Bps=tuple(parse_nics("--nic", nics).items()))
 
 
@@ -143,7 +147,7 @@ def plan_and_predict(
 
     def make() -> Plan:
         nonlocal prediction
-        plan, said, prediction = _planned(problem, topology, calibration, strategy, options)
+        plan, said, prediction = _planned(problem, topology, calibration, strategy, options, done)
         notes.extend(said)
         return plan
 
@@ -157,16 +161,24 @@ def plan_and_predict(
             notes.append(("from cache" if was_there else "kept in", cache))
         plan_s = time.perf_counter() - began
         if prediction is None:
-            prediction = predict(plan, calibration, progress=done)
+            tell(f"planned by {strategy}: {len(plan.steps):,} steps in {format_seconds(plan_s)}")
+            done(PLANNING_SHARE)
+            prediction = predict(plan, calibration, progress=part(done, PLANNING_SHARE, 1.0))
         return Planned(plan, report(plan, prediction, calibration, plan_s), tuple(notes))
 
 
 def _planned(
-    problem: Problem, topology: Topology, calibration: Calibration, strategy: str, options: Options | None
+    problem: Problem,
+    topology: Topology,
+    calibration: Calibration,
+    strategy: str,
+    options: Options | None,
+    done: Callable[[float], None],
 ) -> tuple[Plan, list[tuple[str, str]], Prediction | None]:
     """The plan, what its strategy has to say, and its prediction where that was needed to plan."""
     if strategy == AUTO:
-        choice = choose(problem, topology, calibration, options)
+        choice = choose(problem, topology, calibration, options, progress=done)
+        tell(f"chosen: {choice.reason}")
         return choice.plan, [("chosen", choice.reason)], choice.prediction
     if strategy == "optimal":
         found = make_solution(problem, topology, options)
@@ -235,4 +247,4 @@ def plan_command(
         return
     print_facts(request.title, [*request.facts, *report_facts(planned.report, devices_text(planned.plan)), *planned.notes])
     if output is not None:
-        print_facts(f"plan written to {output}", [])
+        say(f"plan written to {output}")

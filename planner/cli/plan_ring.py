@@ -8,7 +8,7 @@ from msgspec import to_builtins
 
 from shardroute.planner.cli.backends import BACKENDS, parse_backend
 from shardroute.planner.cli.cautions import say_costs
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress, say
 from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
@@ -126,7 +126,7 @@ def plan_ring_command(
         return
     print_facts(f"attention over {cp} ranks", [*ring_facts(found), *([("costs from", rests_on)] if rests_on else [])])
     if output is not None:
-        print_facts(f"plan written to {output}", [])
+        say(f"plan written to {output}")
 
 
 def costs_of(machine: Machine, name: str | None) -> tuple[Calibration | None, str]:

@@ -8,7 +8,7 @@ import typer
 from shardroute.planner.arguments import parse_ranks
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.inspect import PlanArgument
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, stderr
+from shardroute.planner.cli.output import JsonFlag, bar_text, print_facts, print_json, print_table, progress, say, stderr
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.compare import Comparison, compare
@@ -117,21 +117,24 @@ def simulate_command(
     print_facts(plan, [*facts, *overlap_facts(loaded, prediction.timeline)])
     total = prediction.predicted_s
     print_table(
-        ["what the end waited for", "seconds", "of the time", "steps"],
+        ["what the end waited for", "seconds", "of the time", "steps", ""],
         [
-            [part.what, format_seconds(part.seconds), f"{part.seconds / total:.0%}", f"{part.n_steps:,}"]
+            [
+                part.what, format_seconds(part.seconds), f"{part.seconds / total:.0%}", f"{part.n_steps:,}",
+                bar_text(part.seconds / total),
+            ]
             for part in parts[:SHOWN_RESOURCES]
         ],
         right=["seconds", "of the time", "steps"],
         title=f"\nCritical path: {len(chain):,} steps, one after the other",
-    )
+    )  # fmt: skip
     if chain:
         waits = ", ".join(f"{part.n_steps:,} by {part.what}" for part in reasons(chain))
         print_facts("", [("held up", waits)])
     print_table(
-        ["resource", "bytes", "busy", "of the time"],
+        ["resource", "bytes", "busy", "of the time", ""],
         [
-            [r.name, format_bytes(r.n_bytes), format_seconds(r.busy_s), f"{r.busy_s / total:.0%}"]
+            [r.name, format_bytes(r.n_bytes), format_seconds(r.busy_s), f"{r.busy_s / total:.0%}", bar_text(r.busy_s / total)]
             for r in prediction.resources[:SHOWN_RESOURCES]
         ],
         right=["bytes", "busy", "of the time"],
@@ -155,9 +158,9 @@ def _save_trace(plan: Plan, timeline: Timeline, prediction: Prediction | None, p
     with progress("writing the trace"):
         found = trace(plan, timeline, prediction, ranks=None if ranks is None else parse_ranks("--trace-ranks", ranks))
         found.save(path)
-    stderr().print(f"trace written to {path}; open it in https://ui.perfetto.dev", markup=False)
+    say(f"trace written to {path}; open it in https://ui.perfetto.dev")
     if found.note:
-        stderr().print(f"{found.note}; --trace-ranks chooses others", markup=False)
+        say(f"{found.note}; --trace-ranks chooses others")
 
 
 @app.command("compare", rich_help_panel="Run and measure")

@@ -1,13 +1,65 @@
-"""The program `shardroute` itself: its app, its version, and how errors leave it."""
+"""The program `shardroute` itself: its app, its version, how much it says, and how errors leave it."""
 
+import inspect
 import sys
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import wraps
 from importlib.metadata import version
+from inspect import Parameter
 from typing import Annotated
 
 import typer
 
-from shardroute.planner.cli.output import message_text
-from shardroute.topologies.errors import RunError, ShardrouteError
+from shardroute.planner.cli.output import Speech, message_text, speak, tell
+from shardroute.planner.cli.readings import tell_readings
+from shardroute.topologies.errors import InputError, RunError, ShardrouteError
+from shardroute.topologies.units import format_seconds
+
+_PANEL = "What is said"
+QuietFlag = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print results only; on standard error nothing but errors.", rich_help_panel=_PANEL),
+]
+VerboseFlag = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Say what was read and chosen, and how long each part took, on standard error.",
+        rich_help_panel=_PANEL,
+    ),
+]  # fmt: skip
+
+
+def let_speak(program: typer.Typer) -> None:
+    """Give each command of the program and of its groups --quiet and --verbose; before the command's name they mean the same."""
+    for info in (*program.registered_commands, program.registered_callback):
+        if info is not None and info.callback is not None and "quiet" not in info.callback.__annotations__:
+            info.callback = _speaking(info.callback)
+    for group in program.registered_groups:
+        if group.typer_instance is not None:
+            let_speak(group.typer_instance)
+
+
+def _speaking(command: Callable[..., object]) -> Callable[..., None]:
+    """The command with the two flags behind its own options; Typer reads options off the signature."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()]
+    for name, flag in (("quiet", QuietFlag), ("verbose", VerboseFlag)):
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=flag))
+
+    @wraps(command)
+    def run(*, quiet: bool, verbose: bool, **given: object) -> None:
+        if quiet and verbose:
+            raise InputError("--quiet and --verbose don't go together; give one of them")
+        if quiet or verbose:
+            speak(Speech.QUIET if quiet else Speech.VERBOSE)
+        command(**given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect's own protocol
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
 
 app = typer.Typer(
     name="shardroute",
@@ -37,8 +89,17 @@ def _program(
 
 def main() -> None:
     """Run the command line; a mistake of the user's or a failed run ends in one message, never in a traceback."""
+    let_speak(app)
+    copy_context().run(_main)
+
+
+def _main() -> None:
+    began = time.perf_counter()
     try:
-        app()
+        with tell_readings():
+            app()
     except ShardrouteError as error:
         print(f"error: {message_text(error)}", file=sys.stderr)
         sys.exit(1 if isinstance(error, RunError) else 2)
+    finally:
+        tell(f"in all: {format_seconds(time.perf_counter() - began)}")

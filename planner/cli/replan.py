@@ -11,13 +11,14 @@ from msgspec import to_builtins
 from shardroute.planner.arguments import parse_nics, parse_ranks, ranges_text
 from shardroute.planner.changes import carried_over, changed_topology, with_new_ranks, without_ranks
 from shardroute.planner.cli.inspect import PlanArgument
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
+from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress, say
 from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, staging_bytes
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import report
+from shardroute.planner.routing.auto import PLANNING_SHARE
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.replans import replan
 from shardroute.planner.simulator.refit import predict
@@ -90,7 +91,8 @@ def replan_command(
         began = time.perf_counter()
         found = replan(start, problem, changed, Options(staging_bytes=staging_bytes(max_staging)))
         plan_s = time.perf_counter() - began
-        figures = report(found.plan, predict(found.plan, costs, progress=done), costs, plan_s)
+        done(PLANNING_SHARE)
+        figures = report(found.plan, predict(found.plan, costs, progress=part(done, PLANNING_SHARE, 1.0)), costs, plan_s)
     if output is not None:
         save_plan(found.plan, output)
     changes = [
@@ -106,7 +108,7 @@ def replan_command(
     if said.nics:
         print_table(["GPUs", "NIC before", "NIC now"], _nic_rows(said.nics), right=["NIC before", "NIC now"], title="\nNICs")
     if output is not None:
-        print_facts(f"plan written to {output}", [])
+        say(f"plan written to {output}")
 
 
 def _problem(problem: Problem, gone: Sequence[int], new: Sequence[str]) -> tuple[Problem, list[int], list[int]]:

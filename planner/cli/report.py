@@ -1,23 +1,22 @@
 """`shardroute report`: plans as a page of pictures and tables."""
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.explain import AloneFlag, RivalsOption
-from shardroute.planner.cli.output import progress, stderr
+from shardroute.planner.cli.output import progress, say
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.chapters import chapter
 from shardroute.planner.reporting.charts import check_charts
-from shardroute.planner.reporting.contest_pictures import plans_section, what_ifs
+from shardroute.planner.reporting.contest_pictures import WhatIf, plans_section, what_ifs
 from shardroute.planner.reporting.layout_pictures import tensor_index
 from shardroute.planner.reporting.pages import Chapter, page
-from shardroute.planner.reporting.rivals import rivals_of
+from shardroute.planner.reporting.rivals import Rival, rivals_of
 from shardroute.planner.reports import PlanReport, report
 from shardroute.planner.simulator.refit import predict
 from shardroute.planner.timelines import Timeline, load_timeline
@@ -61,10 +60,14 @@ def report_command(
         with progress(f"predicting {path}") as done:
             prediction = predict(plan, costs, progress=done)
         reports.append(report(plan, prediction, costs))
-        with nullcontext() if alone else progress("planning by other strategies"):
-            rivals = [] if alone else rivals_of(plan, prediction.predicted_s, costs, strategy)
-        with progress("planning for other machines"):
-            changed = [] if no_what_if else what_ifs(plan, costs)
+        rivals: list[Rival] = []
+        if not alone:
+            with progress("planning by other strategies") as done:
+                rivals = rivals_of(plan, prediction.predicted_s, costs, strategy, progress=done)
+        changed: list[WhatIf] = []
+        if not no_what_if:
+            with progress("planning for other machines") as done:
+                changed = what_ifs(plan, costs, progress=done)
         run = runs.get(plan.digest)
         chapters.append(
             chapter(
@@ -83,7 +86,7 @@ def report_command(
         title = "shardroute: " + (plans[0] if len(plans) == 1 else f"{len(plans)} plans")
         text = page(title, [plans_section(plans, reports)], chapters, drawn)
     write_file(output, text.encode(), "the report")
-    stderr().print(f"report written to {output}; open it in a browser", markup=False)
+    say(f"report written to {output}; open it in a browser")
 
 
 def _measured_of(plans: list[Plan], paths: list[str]) -> dict[str, Timeline]:

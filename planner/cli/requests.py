@@ -11,7 +11,7 @@ import typer
 
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.exchange import problem_between, read_inventory
-from shardroute.planner.layouts import CONVENTIONS, load_model, model_names, parse_spec
+from shardroute.planner.layouts import CONVENTIONS, Model, load_model, model_names, parse_spec
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import groups_problem
 from shardroute.topologies.errors import InputError
@@ -132,20 +132,9 @@ class Asked:
 
     def request(self) -> Request:
         """The request that the options make. Raises InputError when they make none, or two at once."""
-        of_model: dict[str, object] = {
-            "--model": self.model, "--from": self.from_spec, "--to": self.to_spec, "--scale": self.scale,
-            "--from-convention": self.from_convention, "--to-convention": self.to_convention, "--mtp": self.mtp or None,
-            "--precision": self.precision, "--to-first-rank": self.to_first_rank,
-        }  # fmt: skip
-        of_tensor: dict[str, object] = {
-            "--shape": self.shape, "--dtype": self.dtype, "--from-mesh": self.from_mesh,
-            "--from-placements": self.from_placements, "--to-mesh": self.to_mesh, "--to-placements": self.to_placements,
-            "--from-ranks": self.from_ranks, "--to-ranks": self.to_ranks,
-        }  # fmt: skip
-        of_files: dict[str, object] = {"--from-json": self.from_json, "--to-json": self.to_json}
+        of_model, of_tensor, of_files = self._given()
         if self.model is not None:
-            _refuse("--model", of_tensor | of_files)
-            return self._of_model(self.model)
+            return self.request_of(self.model_of(self.model))
         if self.shape is not None:
             _refuse("--shape", of_model | of_files)
             return self._of_tensor(self.shape)
@@ -156,10 +145,16 @@ class Asked:
             "nothing to move: give --model with --from and --to, or --shape with the two meshes, or --from-json with --to-json"
         )
 
-    def _of_model(self, name: str) -> Request:
+    def model_of(self, name: str) -> Model:
+        """The model of that name or path, with what the options say of it (--scale, --mtp, --precision)."""
+        return load_model(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
+
+    def request_of(self, model: Model) -> Request:
+        """The request to move this model between the two layouts. Raises InputError as `request` does."""
+        _, of_tensor, of_files = self._given()
+        _refuse("--model", of_tensor | of_files)
         if self.from_spec is None or self.to_spec is None:
             raise InputError('--model needs both layouts: --from "TP4 x PP8 x EP16" (training) and --to "TP8 x DP16" (inference)')
-        model = load_model(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
         problem, summary = groups_problem(
             model,
             parse_spec(self.from_spec),
@@ -170,6 +165,20 @@ class Asked:
         )
         shrunk = f", scaled down {summary.scale} times" if summary.scale > 1 else ""
         return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", problem.about, problem)
+
+    def _given(self) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
+        """The options of a model, of a bare tensor and of two files, None where one isn't given."""
+        of_model: dict[str, object] = {
+            "--model": self.model, "--from": self.from_spec, "--to": self.to_spec, "--scale": self.scale,
+            "--from-convention": self.from_convention, "--to-convention": self.to_convention, "--mtp": self.mtp or None,
+            "--precision": self.precision, "--to-first-rank": self.to_first_rank,
+        }  # fmt: skip
+        of_tensor: dict[str, object] = {
+            "--shape": self.shape, "--dtype": self.dtype, "--from-mesh": self.from_mesh,
+            "--from-placements": self.from_placements, "--to-mesh": self.to_mesh, "--to-placements": self.to_placements,
+            "--from-ranks": self.from_ranks, "--to-ranks": self.to_ranks,
+        }  # fmt: skip
+        return of_model, of_tensor, {"--from-json": self.from_json, "--to-json": self.to_json}
 
     def _of_tensor(self, shape: str) -> Request:
         problem = tensor_problem(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shardroute.planner.cli.output import print_facts, print_json, print_table
+from shardroute.planner.cli.output import print_facts, print_json, print_table, progress
 from shardroute.planner.cli.summaries import print_summaries, share_text, unpadded
 from shardroute.planner.validation.ring import RingReport, own_report, ring_report
 from shardroute.planner.validation.rows import Summary, ValidationRow
@@ -50,7 +50,8 @@ class ValidatedRing(msgspec.Struct, frozen=True):
 
 def print_ring_report(json: bool, rows: str | None = None) -> None:
     """Predict all published rows, or those of a table of one's own, and print them as tables or as JSON."""
-    report = ring_report() if rows is None else own_report(rows)
+    with progress("ring attention"):
+        report = ring_report() if rows is None else own_report(rows)
     if json:
         print_json(_as_json(report))
         return

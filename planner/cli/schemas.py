@@ -33,6 +33,7 @@ from shardroute.planner.reports import PlanReport
 from shardroute.planner.ring.overlaps import Overlap
 from shardroute.planner.ring.reports import RingReport
 from shardroute.planner.routing.bounds import Cut
+from shardroute.planner.studies import LoadStudy, RefitStudy, RingStudy, SplitStudy
 from shardroute.planner.timelines import Verified
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
@@ -165,6 +166,10 @@ DOCUMENTS: Final[Mapping[str, tuple[str, object]]] = {
     "simulate": ("simulate --json", Simulated),
     "strategies": ("strategies --json", Strategies),
     "strategies-list": ("strategies --json, with nothing to move", list[StrategyEntry]),
+    "study-load": ("study gather-vs-reshard --json", LoadStudy),
+    "study-refit": ("study refit-vs-nic --json, and the other refit-vs- studies", RefitStudy),
+    "study-ring": ("study ring-vs-seq --json", RingStudy),
+    "study-split": ("study split --json", SplitStudy),
     "validate": ("validate --json", Validated),
     "validate-emulated": ("validate --emulated --json", ValidatedHere),
     "validate-ring": ("validate --ring --json", ValidatedRing),

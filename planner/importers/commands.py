@@ -11,6 +11,7 @@ from typing import Final
 
 from shardroute.planner.importers.flags import Flags, n_launched, parse_flags, refuse
 from shardroute.planner.importers.imported import ImportedLayout, divided, spec_of
+from shardroute.planner.importers.pipeline_layouts import parse_pipeline_layout
 from shardroute.planner.layouts.notation import parse_spec
 from shardroute.topologies.errors import InputError
 
@@ -53,8 +54,6 @@ def _framework(flags: Flags, command: str) -> str:
 def _megatron(flags: Flags, n_gpus: int | None) -> ImportedLayout:
     refuse(flags, "megatron", ("use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"), "the sharding")
     refuse(flags, "megatron", ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"), "this split")
-    if flags.given("pipeline-model-parallel-layout") is not None:
-        raise InputError("--pipeline-model-parallel-layout isn't read; list the layers of each stage yourself, PP4[7,8,8,7]")
     tp = flags.size("tensor-model-parallel-size")
     pp, cp = flags.size("pipeline-model-parallel-size"), flags.size("context-parallel-size")
     ep = flags.size("expert-model-parallel-size")
@@ -67,24 +66,48 @@ def _megatron(flags: Flags, n_gpus: int | None) -> ImportedLayout:
         notes.append("the command says no number of GPUs: DP is the smallest that EP fits; give --gpus")
     if flags.number("make-vocab-size-divisible-by", default=128) != 128:
         notes.append("--make-vocab-size-divisible-by isn't 128: the padding of the vocabulary is not as shown")
-    layers, vpp = _megatron_stages(flags, pp)
+    layers, vpp, said = _megatron_stages(flags, pp)
+    notes += said
     sizes = {"tp": tp, "pp": pp, "vpp": vpp, "cp": cp, "ep": ep, "etp": etp if mixed else 1, "dp": dp}
     order = "tp-cp-ep-pp-dp" if flags.has("use-tp-pp-dp-mapping") else ""
     return ImportedLayout(spec_of(sizes, layers, order), "megatron", "", tuple(notes))
 
 
-def _megatron_stages(flags: Flags, pp: int) -> tuple[tuple[int, ...], int]:
-    """The layers of each (virtual) stage in the order of layers, none if they are even, and virtual stages a rank."""
+_OTHER_STAGES: Final = (
+    "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+)  # fmt: skip
+
+
+def _megatron_stages(flags: Flags, pp: int) -> tuple[tuple[int, ...], int, list[str]]:
+    """The layers of each (virtual) stage in the order of layers, none if they are even, virtual stages a rank, and notes."""
+    layout = flags.given("pipeline-model-parallel-layout")
+    if layout is not None:
+        if both := next((name for name in _OTHER_STAGES if flags.given(name) is not None), None):
+            raise InputError(f"--pipeline-model-parallel-layout and --{both}: Megatron takes one of them; leave one out")
+        return laid_out_stages(layout, pp, flags.number("num-layers", default=None))
     first = flags.number("decoder-first-pipeline-num-layers", default=None)
     last = flags.number("decoder-last-pipeline-num-layers", default=None)
     n_layers = flags.number("num-layers", default=None)
     vpp = flags.size("num-virtual-stages-per-pipeline-rank")
     per_virtual = flags.number("num-layers-per-virtual-pipeline-stage", default=None)
     if (first, last, per_virtual) == (None, None, None):
-        return (), vpp
+        return (), vpp, []
     if n_layers is None:
         raise InputError("--num-layers is missing: uneven and virtual stages can't be counted without it")
-    return stage_layers(n_layers, pp, first, last, per_virtual, vpp)
+    return *stage_layers(n_layers, pp, first, last, per_virtual, vpp), []
+
+
+def laid_out_stages(layout: str, pp: int, n_layers: int | None) -> tuple[tuple[int, ...], int, list[str]]:
+    """The same of a pipeline layout, "Et*3|(tt|)*29,m|L". Raises InputError for one that isn't described."""
+    found = parse_pipeline_layout(layout, pp, n_layers)
+    notes = []
+    if found.mtp_rank is not None and found.mtp_rank < pp - 1:
+        notes.append(
+            f"the MTP layers are on pipeline rank {found.mtp_rank} alone, which isn't described: plan without --mtp, which puts "
+            "them on the last"
+        )
+    return (() if found.even else found.layers), found.n_virtual, notes
 
 
 def stage_layers(

@@ -6,7 +6,7 @@ Rule: a key that is left out has the framework's own default: NeMo RL `examples/
 
 from typing import Final
 
-from shardroute.planner.importers.commands import fsdp_layout, sglang_layout, stage_layers, vllm_layout
+from shardroute.planner.importers.commands import fsdp_layout, laid_out_stages, sglang_layout, stage_layers, vllm_layout
 from shardroute.planner.importers.imported import ImportedLayout, ImportedRefit, divided, known_model, spec_of
 from shardroute.planner.importers.settings import Settings
 from shardroute.planner.layouts.models import load_model
@@ -100,7 +100,14 @@ def _megatron(settings: Settings, cfg: str, n_gpus: int, model: str, etp: int) -
     vpp = settings.size(f"{cfg}.virtual_pipeline_model_parallel_size", 1)
     ends = _ends(settings, cfg)
     layers: tuple[int, ...] = ()
-    if ends != (None, None):
+    notes: list[str] = []
+    layout = _laid_out(settings, cfg)
+    if layout:
+        if ends != (None, None):
+            raise InputError(f"{cfg}: pipeline_model_parallel_layout and layers of the first or last stage; leave one out")
+        name = known_model(model)
+        layers, vpp, notes = laid_out_stages(layout, pp, None if name is None else load_model(name).n_layers)
+    elif ends != (None, None):
         n_layers = _n_layers(settings, cfg, model)
         layers, vpp = stage_layers(n_layers, pp, *ends, None, vpp)
     elif settings.number(f"{cfg}.num_layers_per_virtual_pipeline_stage", 0):
@@ -108,7 +115,14 @@ def _megatron(settings: Settings, cfg: str, n_gpus: int, model: str, etp: int) -
         layers, vpp = stage_layers(_n_layers(settings, cfg, model), pp, None, None, per_virtual, vpp)
     dp = divided(n_gpus, tp * pp * cp, cfg)
     sizes = {"tp": tp, "pp": pp, "vpp": vpp, "cp": cp, "ep": ep, "etp": etp, "dp": dp}
-    return ImportedLayout(spec_of(sizes, layers), "megatron", model)
+    return ImportedLayout(spec_of(sizes, layers), "megatron", model, tuple(notes))
+
+
+def _laid_out(settings: Settings, cfg: str) -> str:
+    """The pipeline layout that Megatron-Core is given, "" if none is."""
+    keys = [f"{place}.pipeline_model_parallel_layout" for place in (cfg, f"{cfg}.override_transformer_config")]
+    given = [settings.text(key, "") for key in keys]
+    return next((text for text in given if text), "")
 
 
 def _ends(settings: Settings, cfg: str) -> tuple[int | None, int | None]:

@@ -104,7 +104,9 @@ class ParallelSpec:
                 f"{self}: {len(layers)} stages are listed, but PP is {self.size(Axis.PP)}; list the layers "
                 f"of each stage, or write PP{len(layers)}"
             )
-        if any(n < 0 for n in layers) or any(n == 0 for n in layers[1:-1]):
+        # A virtual stage may be empty, as those that hold MTP or the loss alone are; a rank has several.
+        of_rank = [sum(layers[rank :: self.size(Axis.PP)]) for rank in range(self.size(Axis.PP))]
+        if any(n < 0 for n in layers) or any(n == 0 for n in of_rank[1:-1]):
             raise InputError(
                 f"{self}: a stage needs at least 1 layer; only the first and the last, which hold the "
                 "embedding and the output layer, may have 0"

@@ -12,6 +12,8 @@ from shardroute.planner.backends.channels import Traffic
 from shardroute.planner.measurements.bandwidth_logs import BandwidthTest, looks_like_bandwidth_log, read_bandwidth_log
 from shardroute.planner.measurements.channel_fits import ONE_WAY_SHARE, SendRecvRows, fit_channel_law, fit_line, fitted_errors
 from shardroute.planner.measurements.nccl_logs import NcclRun, Test, looks_like_nccl_log, merged, read_nccl_log
+from shardroute.planner.measurements.put_fits import put_figures
+from shardroute.planner.measurements.put_logs import PutRun, looks_like_put_log, read_put_log
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.collectives import Collective, CollectiveCurve
 from shardroute.topologies.costs import COST_TABLES, cost_values
@@ -59,34 +61,54 @@ class _Found:
 
 
 def calibrate_from_logs(paths: Sequence[str], machine: Machine, base: Calibration) -> Fitted:
-    """The base calibration with what logs of nccl-tests and nvbandwidth on the machine say instead.
+    """The base calibration with what logs of nccl-tests, nvbandwidth and NVSHMEM's perftest on the machine say instead.
 
     sendrecv_perf in one domain gives [p2p] and nvlink.latency, across domains nic.latency and nic.efficiency; alltoall_perf
     across domains nic.efficiency; collectives become curves, and their large messages [collectives]; nvbandwidth gives
-    put.bandwidth and memory.efficiency. Raises InputError for a file that can't be read or is neither log, and for logs of which
+    put.bandwidth and memory.efficiency, perftest [put] and nic.efficiency. Of what several say, nccl-tests' nic.efficiency and
+    nvbandwidth's put.bandwidth count. Raises InputError for a file that can't be read or is no such log, and for logs of which
     nothing can be used.
     """
     runs: list[NcclRun] = []
     tests: list[BandwidthTest] = []
+    puts: list[PutRun] = []
+    others: list[str] = []
     for path in paths:
         text = read_file(Path(path), _MAX_LOG_BYTES).decode(errors="replace")
-        if looks_like_nccl_log(text):
+        if looks_like_nccl_log(text) and not looks_like_put_log(text):  # perftest's collectives have these columns too
             runs += read_nccl_log(text, path)
         elif looks_like_bandwidth_log(text):
             tests += read_bandwidth_log(text, path)
+        elif looks_like_put_log(text):
+            log = read_put_log(text, path)
+            puts += log.runs
+            others += log.unused
         else:
-            raise InputError(f"{path}: expected the text output of nccl-tests (size, ..., algbw, busbw) or of nvbandwidth")
-    found = [_send_recv(runs, machine, base), _collectives(runs, machine, base), _bandwidths(tests, machine)]
+            raise InputError(
+                f"{path}: expected the text output of nccl-tests (size, ..., algbw, busbw), of nvbandwidth, or of NVSHMEM's "
+                "perftest"
+            )
+    by_puts = put_figures(puts, machine, base)
+    found = [
+        _Found(by_puts.figures, (), (*others, *by_puts.unused)),
+        _send_recv(runs, machine, base),
+        _collectives(runs, machine, base),
+        _bandwidths(tests, machine),
+    ]
     figures = {figure.key: figure for part in found for figure in part.figures}
     curves = [curve for part in found for curve in part.curves]
     unused = tuple(note for part in found for note in part.unused)
     if not figures and not curves:
         raise InputError(f"nothing in {', '.join(paths)} can be used: {'; '.join(unused)}")
-    return Fitted(_over(base, machine, figures, curves, runs), (*figures, *map(_curve_name, curves)), unused)
+    return Fitted(_over(base, machine, figures, curves, [*runs, *puts]), (*figures, *map(_curve_name, curves)), unused)
 
 
 def _over(
-    base: Calibration, machine: Machine, figures: Mapping[str, Figure], curves: Sequence[CollectiveCurve], runs: Sequence[NcclRun]
+    base: Calibration,
+    machine: Machine,
+    figures: Mapping[str, Figure],
+    curves: Sequence[CollectiveCurve],
+    runs: Sequence[NcclRun | PutRun],
 ) -> Calibration:
     """The base with these figures and curves in place of its own."""
     kept = [figure for figure in kept_figures(base) if figure.key not in figures]
@@ -95,7 +117,8 @@ def _over(
     merged_figures.sort(key=lambda figure: next(i for i, prefix in enumerate(order) if figure.key.startswith(prefix)))
     groups = {(curve.op, curve.n_ranks, curve.n_domains) for curve in curves}
     kept_curves = [curve for curve in base.curves if (curve.op, curve.n_ranks, curve.n_domains) not in groups]
-    versions = ", ".join(sorted({f"NCCL {run.version}" for run in runs if run.version})) or "not stated in the logs"
+    said = {f"NCCL {run.version}" for run in runs if isinstance(run, NcclRun) and run.version}
+    versions = ", ".join(sorted(said)) or "not stated in the logs"
     devices = ", ".join(sorted({run.device for run in runs if run.device}))
     return calibration_from_figures(
         machine.name,
@@ -222,7 +245,7 @@ def _line(series: Sequence[tuple[tuple[int, ...], tuple[float, ...]]]) -> tuple[
     """Start, bandwidth and relative errors of time = start + bytes / bandwidth."""
     size = np.concatenate([np.array(n_bytes, float) for n_bytes, _ in series])
     time_s = np.concatenate([np.array(us) / 1e6 for _, us in series])
-    start_s, rate_Bps = fit_line(size, time_s, "between domains")
+    start_s, rate_Bps = fit_line(size, time_s, "of send/recv between domains")
     return start_s, rate_Bps, (start_s + size / rate_Bps) / time_s - 1
 
 

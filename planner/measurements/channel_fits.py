@@ -60,12 +60,12 @@ def fit_channel_law(rows: Sequence[SendRecvRows]) -> P2pCost:
     start, channel, small_start, small_channel = 0.0, 0.0, 0.0, 0.0
     for _ in range(_ROUNDS):
         rate = np.where(alone, ratio, 1.0)
-        small_start, small_channel = fit_line(size[small] / (least * rate)[small], time_s[small], "up to 512 KiB")
+        small_start, small_channel = fit_line(size[small] / (least * rate)[small], time_s[small], "of send/recv up to 512 KiB")
         bound = ~small & (channels * rate * max(channel, 1.0) >= peak) if channel else ~small & (size >= 2**30)
         flows = ~small & ~bound
         x = np.where(bound, size / peak, 0.0)[~small]
         y = np.where(flows, size / (channels * rate), 0.0)[~small]
-        start, channel = fit_line(y, time_s[~small], "above 512 KiB", x)
+        start, channel = fit_line(y, time_s[~small], "of send/recv above 512 KiB", x)
         if bound.any():
             largest = bound & (size >= size.max() / _LARGEST)
             peak = float(np.median(size[largest] / np.maximum(time_s[largest] - start, 1e-9)))
@@ -96,7 +96,7 @@ def fit_line(x: Floats, time_s: Floats, what: str, known_s: Floats | float = 0.0
     Raises InputError, with what the times are of, when x has fewer than two values, and when they don't rise with it.
     """
     if len(np.unique(x)) < 2:
-        raise InputError(f"send/recv: times {what} are of one size; expected a sweep of sizes")
+        raise InputError(f"times {what} are of one size; expected a sweep of sizes")
     keep = np.ones(len(x), dtype=bool)
     start = per = 0.0
     for _ in range(3):
@@ -105,7 +105,7 @@ def fit_line(x: Floats, time_s: Floats, what: str, known_s: Floats | float = 0.0
         error = np.abs((start + known_s + x * per) / time_s - 1)
         keep = error <= max(float(np.quantile(error, 0.8)), 1e-12)
     if not per > 0:
-        raise InputError(f"send/recv: times {what} don't rise with bytes; expected a sweep of sizes on an idle machine")
+        raise InputError(f"times {what} don't rise with bytes; expected a sweep of sizes on an idle machine")
     return max(float(start), 0.0), 1 / float(per)
 
 

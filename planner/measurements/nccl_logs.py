@@ -51,8 +51,8 @@ class _Draft:
     rows: list[tuple[int, float, float]] = field(default_factory=list)  # bytes, microseconds, busbw / algbw
 
 
-# `1: ` of srun -l, `[1,0]<stdout>: ` of mpirun --tag-output, a date of a container's log.
-_TAG: Final = re.compile(r"^\s*(?:\[\d+,\d+\]\s*<std(?:out|err)>:|\d+:(?=\s)|\d{4}-\d\d-\d\d[T ][\d:.,]+Z?)\s?")
+# What launchers put before lines: `1: ` of srun -l, `[1,0]<stdout>: ` of mpirun --tag-output, a date of a container's log.
+LINE_TAG: Final = re.compile(r"^\s*(?:\[\d+,\d+\]\s*<std(?:out|err)>:|\d+:(?=\s)|\d{4}-\d\d-\d\d[T ][\d:.,]+Z?)\s?")
 _PROGRAM: Final = re.compile(r"(?<![a-z])(" + "|".join(Test) + r")_perf")
 _BEGIN: Final = re.compile(r"#\s*(?:nThreads?|Collective test starting)\b")
 _RANK: Final = re.compile(
@@ -87,7 +87,7 @@ def _drafts(text: str, file: str) -> Iterator[_Draft]:
     program = Test(named[1]) if named else None
     draft = _Draft(test=program)
     for raw in text.splitlines():
-        line = _TAG.sub("", raw)
+        line = LINE_TAG.sub("", raw)
         if found := _PROGRAM.search(line):
             program = Test(found[1])
         if _BEGIN.match(line.strip()) and draft.rows:

@@ -3,7 +3,7 @@
 One run tells one number. Which one, the base calibration's own prediction says: the rate of the busiest resource.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from shardroute.planner.measurements.calibrate import Fitted, kept_figures
@@ -28,8 +28,14 @@ _SPAN: Final = 16.0  # the rate lies within this factor of the base's, or the ba
 _MOST_ERROR: Final = 0.5  # a run that is still off by more at the best rate was bound by something else
 
 
-def calibrate_from_timelines(timelines: Sequence[tuple[str, Timeline]], plan: Plan, base: Calibration) -> Fitted:
-    """The base calibration with the rate changed that bound the plan, so that it takes the runs' mean time.
+def calibrate_from_timelines(
+    timelines: Sequence[tuple[str, Timeline]],
+    plan: Plan,
+    base: Calibration,
+    progress: Callable[[float], None] | None = None,
+) -> Fitted:
+    """The base calibration with the rate changed that bound the plan, so that it takes the runs' mean time; progress is told the
+    share of the rounds that there may be.
 
     timelines: (file, measured timeline of the plan). Raises InputError for one of another plan or one that was predicted, for a
     plan that moves nothing, for a base without the rate, and when no rate within a factor of 16 comes near the measured time.
@@ -53,7 +59,9 @@ def calibrate_from_timelines(timelines: Sequence[tuple[str, Timeline]], plan: Pl
     value = rates[key]
     low, high = value / _SPAN, value * _SPAN if key.endswith("bandwidth") else 1.0
     found, found_s = value, first.predicted_s
-    for _ in range(_ROUNDS):
+    for n_rounds in range(_ROUNDS):
+        if progress is not None:
+            progress((n_rounds + 1) / (_ROUNDS + 1))
         if abs(found_s / measured_s - 1) < _CLOSE:
             break
         low, high = (low, found) if found_s < measured_s else (found, high)

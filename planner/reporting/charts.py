@@ -4,6 +4,7 @@ Rule: a chart names no colour of its own but those of the page's style sheet, so
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -21,7 +22,9 @@ _VEGA_LITE: Final = "5.21"
 # Left of a chart, in pixels: where none of these fonts is installed, labels are up to a fifth wider than vl-convert measures.
 _PAD: Final = 40
 _FONT: Final = "Liberation Sans, Arial, Helvetica, sans-serif"
-_UNITS: Final = ((1.0, "seconds"), (1e-3, "milliseconds"), (1e-6, "microseconds"), (1e-9, "nanoseconds"))
+Units = Sequence[tuple[float, str]]
+SECONDS: Final[Units] = ((1.0, "seconds"), (1e-3, "milliseconds"), (1e-6, "microseconds"), (1e-9, "nanoseconds"))
+BYTES: Final[Units] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _LINE, _INK = "var(--line)", "var(--ink)"
 COLOURS: Final = tuple(f"var(--c{i})" for i in range(1, 8))
 # Names in an SVG that others of its elements refer to; several SVGs of one page must not share them.
@@ -55,12 +58,12 @@ def svg_of(chart: Chart, name: str) -> str:
     return _NAMES.sub(rf"\1{name}-", drawn)
 
 
-def bars(rows: Rows, *, rule_s: float | None = None, colour: str | None = None) -> Chart:
-    """Horizontal bars of seconds (field `s`), one a row, in the order given: field `name` beside, `text` at the end.
+def bars(rows: Rows, *, rule_s: float | None = None, colour: str | None = None, units: Units = SECONDS) -> Chart:
+    """Horizontal bars of seconds or bytes (field `s`), one a row, in the order given: field `name` beside, `text` at the end.
 
     `rule_s` is a line across all; `colour` names a field that colours by its words.
     """
-    values, unit, scale = _in_unit(rows, ("s",))
+    values, unit, scale = _in_unit(rows, ("s",), units)
     names = [row["name"] for row in rows]
     y = {"field": "name", "type": "nominal", "sort": names, "title": None}
     x = {"field": "s", "type": "quantitative", "title": unit, "scale": {"zero": True}, "axis": {"tickCount": 6}}
@@ -81,6 +84,37 @@ def bars(rows: Rows, *, rule_s: float | None = None, colour: str | None = None) 
             }
         )
     return {"width": WIDTH - 220, "height": {"step": 24}, "data": {"values": values}, "layer": layers}
+
+
+def lines(rows: Rows, ticks: Sequence[tuple[float, str]], x_title: str, *, dashed: str = "", log_x: bool = True) -> Chart:
+    """Seconds (field `s`, above 0) over what varies (field `x`), a line and points for each word of `series`; y is logarithmic.
+
+    `ticks` are where the x axis is labelled, and how; the series `dashed` is drawn so.
+    """
+    values, unit, _ = _in_unit(rows, ("s",))
+    label = "''"
+    for at, text in reversed(ticks):
+        label = f"datum.value == {at!r} ? {json.dumps(text)} : {label}"
+    shown = {"values": [at for at, _ in ticks], "labelExpr": label, "labelOverlap": "greedy", "labelAngle": 0, "grid": False}
+    marks = _round_numbers([float(value) for row in values if isinstance(value := row["s"], int | float)])
+    dash = {"condition": {"test": {"field": "series", "equal": dashed}, "value": [5, 3]}, "value": [1, 0]}
+    x_scale = {"type": "log" if log_x else "linear", "nice": False, "zero": False, "padding": 40}
+    y_axis = {"values": marks, "format": "~g", "labelOverlap": True}
+    y_scale = {"type": "log", "nice": False, "domain": [marks[0], marks[-1]]}
+    return {
+        "width": WIDTH - 120,
+        "height": 280,
+        "data": {"values": values},
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "title": x_title, "scale": x_scale, "axis": shown},
+            "y": {"field": "s", "type": "quantitative", "title": f"{unit}, log scale", "scale": y_scale, "axis": y_axis},
+            "color": _by_words("series", rows),
+        },
+        "layer": [
+            {"mark": {"type": "line", "strokeWidth": 2, "aria": False}, "encoding": {"strokeDash": dash}},
+            {"mark": {"type": "point", "filled": True, "size": 50, "opacity": 1, "aria": False}},
+        ],
+    }
 
 
 def heat_map(rows: Rows, x: str, y: str, facet: str, x_title: str, y_title: str, legend: str) -> Chart:
@@ -180,16 +214,25 @@ def boxes(rows: Rows, x_title: str, y_title: str, x_end: int, y_end: int, *, lab
     }
 
 
+def _round_numbers(values: Sequence[float]) -> list[float]:
+    """The numbers 1, 2 and 5 times powers of ten, from the last that isn't above the values to the first beyond them."""
+    first, last = math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 1
+    # By their text, since 5 * 10 ** -3 isn't the number that a reader sees as 0.005.
+    every = [float(f"{digit}e{power}") for power in range(first, last + 1) for digit in (1, 2, 5)]
+    low, high = max(v for v in every if v <= min(values)), min(v for v in every if v > max(values))
+    return [v for v in every if low <= v <= high]
+
+
 def _order(field: str, rows: Rows) -> list[Value]:
     """The words of a field in the order in which they first occur."""
     return list(dict.fromkeys(row[field] for row in rows))
 
 
-def _in_unit(rows: Rows, fields: Sequence[str]) -> tuple[list[dict[str, Value]], str, float]:
-    """The rows with these fields, seconds, in the unit that suits the longest; the unit's name, and its seconds."""
-    times = [value for row in rows for field in fields if isinstance(value := row[field], int | float)]
-    longest = max(times, default=0.0)
-    scale, name = next(((s, n) for s, n in _UNITS if longest >= s), _UNITS[0])
+def _in_unit(rows: Rows, fields: Sequence[str], units: Units = SECONDS) -> tuple[list[dict[str, Value]], str, float]:
+    """The rows with these fields in the unit that suits the largest; the unit's name, and its seconds (bytes)."""
+    found = [value for row in rows for field in fields if isinstance(value := row[field], int | float)]
+    largest = max(found, default=0.0)
+    scale, name = next(((s, n) for s, n in units if largest >= s), units[0])
     values = []
     for row in rows:
         scaled = {field: value / scale for field in fields if isinstance(value := row[field], int | float)}
@@ -204,7 +247,7 @@ def _time_axis(unit: str) -> Chart:
 def _by_words(field: str, rows: Rows) -> Chart:
     words = sorted({str(row[field]) for row in rows})
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(words))]
-    legend = {"orient": "top", "title": None, "labelLimit": 300}
+    legend = {"orient": "top", "title": None, "labelLimit": 300, "columnPadding": 24}
     return {"field": field, "type": "nominal", "scale": {"domain": words, "range": colours}, "legend": legend}
 
 

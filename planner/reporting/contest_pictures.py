@@ -1,11 +1,11 @@
 """The report's comparisons: plans with each other and with their bounds, other strategies, a measurement, other machines."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from shardroute.planner.compare import compare
+from shardroute.planner.machine_changes import with_domains, with_nics
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.charts import Value, bars
 from shardroute.planner.reporting.rivals import Rival, plan_anew
@@ -107,8 +107,9 @@ def measured_section(predicted: Timeline, measured: Timeline) -> Section:
     return Section("measured", "Predicted against measured", tuple(words), chart, about, table(columns, rows))
 
 
-def what_ifs(plan: Plan, calibration: Calibration) -> list[WhatIf]:
-    """The plan's strategy on machines with other NICs, and with NVLink domains of other sizes, at the same measured costs.
+def what_ifs(plan: Plan, calibration: Calibration, progress: Callable[[float], None] | None = None) -> list[WhatIf]:
+    """The plan's strategy on machines with other NICs, and with NVLink domains of other sizes, at the same measured costs;
+    progress is told the share that is done.
 
     Empty for CPU machines, for machines joined of several kinds, and where some NICs are not the machine's.
     """
@@ -116,16 +117,21 @@ def what_ifs(plan: Plan, calibration: Calibration) -> list[WhatIf]:
     machine = topology.machine
     if machine.kind is MachineKind.CPU or topology.more or topology.own_nic_Bps:
         return []
-    found = []
+    found: list[WhatIf] = []
+
+    def add(change: str, other: Topology) -> None:
+        found.append(_what_if(plan, calibration, change, other))
+        if progress is not None:
+            progress(len(found) / (len(_NIC_FACTORS) + len(_DOMAIN_SIZES)))
+
     for factor in _NIC_FACTORS:
-        other = replace(machine, nic_Bps=machine.nic_Bps * factor, figures=())
+        other = with_nics(machine, machine.gpu_nic_Bps * factor)
         change = f"NICs {factor:g} x, {format_bandwidth(other.gpu_nic_Bps)} a GPU"
-        found.append(_what_if(plan, calibration, change, Topology(other, topology.n_gpus)))
+        add(change, Topology(other, topology.n_gpus))
     for n_gpus in _DOMAIN_SIZES:
-        per_host = math.gcd(machine.gpus_per_host, n_gpus)
-        other = replace(machine, gpus_per_host=per_host, hosts_per_domain=n_gpus // per_host, figures=())
+        other = with_domains(machine, n_gpus)
         change = f"NVLink domains of {n_gpus} GPUs"
-        found.append(_what_if(plan, calibration, change, build_topology(other, min_gpus=plan.problem.n_ranks)))
+        add(change, build_topology(other, min_gpus=plan.problem.n_ranks))
     return found
 
 

@@ -29,7 +29,8 @@ def tensor_index(problem: Problem, name: str | None) -> int:
         if tensor.name == name:
             return i
     near = ", ".join(sorted((t.name for t in tensors), key=lambda other: (-_alike(name, other), other))[:3])
-    raise InputError(f"--tensor {name!r}: the plan has no such tensor; it has {near}, ...")
+    more = ", ..." if len(tensors) > 3 else ""
+    raise InputError(f"--tensor {name!r}: the plan has no such tensor; it has {near}{more}")
 
 
 def layout_section(problem: Problem, name: str | None) -> Section:

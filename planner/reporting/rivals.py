@@ -55,9 +55,9 @@ def rivals_of(
     predicted_s: float,
     calibration: Calibration,
     names: Sequence[str] | None = None,
-    begin: Callable[[str], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> list[Rival]:
-    """The other strategies, fastest first, those without a plan last; `begin` is told each name before it is tried.
+    """The other strategies, fastest first, those without a plan last; progress is told the share that was tried.
 
     Of `names` each is tried; without them those that don't take too long. Raises InputError for a name that doesn't suit the
     plan's kind of problem.
@@ -70,14 +70,14 @@ def rivals_of(
     n_pairs = 0
     if names is None and plan.attention is None and not plan.problem.summed:
         n_pairs = sum(len(needers) for pieces in pieces_of(plan.problem) for needers in pieces.needers)
-    found = []
+    found: list[Rival] = []
     for name in chosen:
+        if progress is not None and found:
+            progress(len(found) / len(chosen))
         if n_pairs > _MOST_PAIRS.get(name, n_pairs):
             why = f"{n_pairs:,} pairs of pattern and needing rank, more than {_MOST_PAIRS[name]:,}, take long; name it to try"
             found.append(Rival(name, why_not=why))
             continue
-        if begin is not None:
-            begin(name)
         found.append(_rival(plan, predicted_s, calibration, name))
     return sorted(found, key=lambda rival: (rival.predicted_s is None, rival.predicted_s or 0.0, rival.strategy))
 

@@ -3,7 +3,7 @@
 A strategy is not tried where it can't win, or where planning and predicting it would take longer than all else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardroute.planner.plans import Plan
@@ -24,6 +24,8 @@ RULES_PAIRS = 1_000_000
 # Pairs above which `direct` is not tried: it wins where latency rules, and with many pairs each holder sends all copies itself,
 # in one tangle of flows that takes longest to predict (Qwen3-235B from 128 to 128 GPUs: 57,000 pairs, 10 s).
 DIRECT_PAIRS = 10_000
+# The share of planning in planning and predicting: a quarter to a third from 300 thousand to 1.1 million steps (DeepSeek-V3).
+PLANNING_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,17 @@ class Choice:
     reason: str
 
 
-def choose(problem: Problem, topology: Topology, calibration: Calibration, options: Options | None = None) -> Choice:
-    """The fastest plan by prediction among the strategies that suit the problem's size."""
+def choose(
+    problem: Problem,
+    topology: Topology,
+    calibration: Calibration,
+    options: Options | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Choice:
+    """The fastest plan by prediction among the strategies that suit the problem's size; progress is told the share done."""
     options = Options() if options is None else options
     if problem.summed:
-        return _fastest({way: plan_sums(problem, topology, way, options) for way in SUMMING}, calibration, ())
+        return _fastest([*SUMMING], lambda way: plan_sums(problem, topology, way, options), calibration, (), progress)
     whole, backend = pieces_of(problem), backend_for(problem, topology)
     n_pairs = sum(len(needers) for pieces in whole for needers in pieces.needers)
     tried: list[str] = ["greedy"]
@@ -55,16 +63,40 @@ def choose(problem: Problem, topology: Topology, calibration: Calibration, optio
         left_out.append(f"domain-relay left out: it is tried up to {RULES_PAIRS:,} pairs")
     if n_pairs <= DIRECT_PAIRS:
         tried.append("direct")
-    plans = {strategy: STRATEGIES[strategy].plan(problem, whole, topology, backend, options) for strategy in tried}
-    return _fastest(plans, calibration, left_out)
+
+    def plan(strategy: str) -> Plan:
+        return STRATEGIES[strategy].plan(problem, whole, topology, backend, options)
+
+    return _fastest(tried, plan, calibration, left_out, progress)
 
 
-def _fastest(plans: Mapping[str, Plan], calibration: Calibration, left_out: Sequence[str]) -> Choice:
-    """The fastest of the plans, the first of equals."""
-    predictions = {strategy: predict(plan, calibration) for strategy, plan in plans.items()}
+def _fastest(
+    names: Sequence[str],
+    make: Callable[[str], Plan],
+    calibration: Calibration,
+    left_out: Sequence[str],
+    progress: Callable[[float], None] | None,
+) -> Choice:
+    """The fastest of the plans that these strategies make, the first of equals."""
+    done = progress if progress is not None else _untold
+    plans: dict[str, Plan] = {}
+    for name in names:
+        plans[name] = make(name)
+        done(PLANNING_SHARE * len(plans) / len(names))
+    predictions: dict[str, Prediction] = {}
+    for name, plan in plans.items():
+
+        def told(share: float, n_done: int = len(predictions)) -> None:
+            done(PLANNING_SHARE + (1 - PLANNING_SHARE) * (n_done + share) / len(plans))
+
+        predictions[name] = predict(plan, calibration, progress=told)
     seconds = {strategy: prediction.predicted_s for strategy, prediction in predictions.items()}
     best = min(seconds, key=lambda strategy: seconds[strategy])
     return Choice(plans[best], predictions[best], tuple(seconds.items()), _reason(best, seconds, left_out))
+
+
+def _untold(_share: float) -> None:
+    pass
 
 
 def _reason(best: str, seconds: dict[str, float], left_out: Sequence[str]) -> str:

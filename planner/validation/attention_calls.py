@@ -80,7 +80,10 @@ def read_calls(path: str | Path) -> Iterator[AttentionCall]:
     """The calls of a table with the columns of ring_attention.csv. Raises InputError, with the line, for a bad one."""
     text = read_file(path, _MOST_BYTES).decode(errors="replace")
     table = csv.DictReader(io.StringIO(text, newline=""))
-    missing = [name for name in _COLUMNS if name not in (table.fieldnames or ())]
+    try:
+        missing = [name for name in _COLUMNS if name not in (table.fieldnames or ())]
+    except csv.Error as error:
+        raise InputError(f"{path}, line 1: {error}") from None
     if missing:
         raise InputError(f"{path}: column {missing[0]!r} is missing; expected {','.join(_COLUMNS)}")
     try:

@@ -1,0 +1,56 @@
+"""Run the tests with the oldest versions that pyproject.toml allows, in an environment of their own.
+
+    python tools/lowest.py [--python 3.11] [--folder build/lowest] [--list] [-- PYTEST ARGUMENTS]
+
+Direct dependencies, those of the extra `test` too, are the oldest that their bounds allow; what they need in turn is the newest
+that fits, as an installer would take it today. Needs uv (`pip install uv`) and a package index. Exit code: that of pytest.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+# Typer before 0.26 imports names that click 8.5 calls old; the tests take warnings for errors.
+_NOT_OURS: Final = "ignore:'click.utils:DeprecationWarning"
+
+
+def run(command: Sequence[str | Path], **environment: str) -> int:
+    """The exit code of a command, run from the root of the repository."""
+    return subprocess.run([str(word) for word in command], cwd=_ROOT, env=os.environ | environment, check=False).returncode
+
+
+def main() -> int:
+    """Make the environment and test in it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default="3.11", help="which Python; default: 3.11, the oldest that is supported")
+    parser.add_argument("--folder", type=Path, default=Path("build/lowest"), help="of the environment, made anew")
+    parser.add_argument("--list", action="store_true", help="print the versions and stop")
+    parser.add_argument("pytest", nargs="*", help="tests, and options of pytest; default: all tests")
+    arguments = parser.parse_args()
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if uv is None:
+        parser.error("uv is not installed: pip install uv")
+    resolution = ["--resolution", "lowest-direct"]
+    if arguments.list:
+        chosen = [uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header", *resolution]
+        return run([*chosen, "--python-version", arguments.python, "--extra", "test", "pyproject.toml"])
+    folder = (Path.cwd() / arguments.folder).resolve()
+    python = folder / "bin" / "python"
+    for command in (
+        [uv, "venv", "--quiet", "--clear", "--python", arguments.python, folder],
+        [uv, "pip", "install", "--quiet", "--python", python, *resolution, "--editable", ".[test]"],
+        [uv, "pip", "list", "--python", python],
+    ):
+        if code := run(command):
+            return code
+    return run([python, "-m", "pytest", "-p", "no:cacheprovider", "-W", _NOT_OURS, *arguments.pytest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
