@@ -154,6 +154,19 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         loaded.communicate()
 
 
+@pytest.mark.parametrize("command", ["echo x | shardroute machines --json | head -c 40", "shardroute show nope.plan"])
+def test_the_program_that_is_loaded_once_answers_as_the_real_one(command: str, programs: str, tmp_path: Path) -> None:
+    def answer(path: str) -> tuple[int, bytes, bytes]:
+        environment = os.environ | {"PATH": path}
+        ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+        return ran.returncode, ran.stdout, ran.stderr
+
+    preloaded, real = answer(programs), answer(programs.partition(os.pathsep)[2])
+
+    assert preloaded == real
+    assert any(preloaded)
+
+
 @pytest.fixture(scope="module")
 def folder_after(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
     """Runs the blocks of a document, and of those that it continues, once; the folder that they leave."""

@@ -108,7 +108,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(repo
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("mkdocstrings") is None:
         pytest.skip("the site needs the extra `docs`; `make docs` builds it")
 
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     built = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=120)
 
     assert built.returncode == 0, built.stderr
