@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs clean
+.PHONY: help demo test check docs fuzz soak lowest wheel clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -26,8 +26,22 @@ check: $(VENV)/test.stamp ## Lint, types and import contracts
 
 docs: $(VENV)/docs.stamp ## Build the site of docs/ into build/site; broken links and stale tables fail
 	@$(BIN)/python tools/docs_tables.py --check
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is build/site/index.html; its search works when served: python -m http.server -d build/site"
+
+fuzz: $(VENV)/test.stamp ## Give every reader inputs that are nearly right, for two minutes; needs no network
+	@$(BIN)/python tools/fuzz.py --seconds 120
+
+soak: $(VENV)/test.stamp ## Move the same weights a thousand times; nothing may grow. With torch over gloo too
+	@$(BIN)/python tools/soak.py --refits 1000 --ring 200 \
+	  $$($(BIN)/python -c 'import torch' 2>/dev/null || echo --transport processes)
+
+lowest: $(VENV)/core.stamp ## Test with the oldest dependencies that pyproject.toml allows, in build/lowest
+	@$(PIP) install --quiet uv
+	@$(BIN)/python tools/lowest.py -- -n 2 --dist loadfile
+
+wheel: $(VENV)/test.stamp ## Build the wheel twice; both must be the same, byte for byte
+	@$(BIN)/python tools/supply.py --wheel
 
 clean: ## Remove .venv and all that was built or cached
 	rm -rf $(VENV) build dist *.egg-info out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from shardroute.executors.attention.seam import Arithmetic
     from shardroute.executors.measuring.copies import calibrate_here
     from shardroute.executors.resharding.drop_ins import reshard, xferdtensor
-    from shardroute.executors.resharding.resharders import Resharder, Transfer
+    from shardroute.executors.resharding.resharders import Resharder
+    from shardroute.executors.resharding.transfers import Transfer
     from shardroute.executors.run import TRANSPORTS, Mismatch, RunResult, run_plan
     from shardroute.executors.transports.seam import Session, Transport, Trial
 
@@ -30,7 +31,7 @@ __all__ = [
 _HOMES = {
     "Arithmetic": "attention.seam",
     "calibrate_here": "measuring.copies", "TRANSPORTS": "run", "Mismatch": "run", "RunResult": "run", "run_plan": "run",
-    "Resharder": "resharding.resharders", "Transfer": "resharding.resharders", "reshard": "resharding.drop_ins",
+    "Resharder": "resharding.resharders", "Transfer": "resharding.transfers", "reshard": "resharding.drop_ins",
     "xferdtensor": "resharding.drop_ins",
     "Session": "transports.seam", "Transport": "transports.seam", "Trial": "transports.seam",
 }  # fmt: skip

@@ -54,6 +54,9 @@ def run_command(
     ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Run this often and report the median.")] = 1,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Follow each piece by checksums, and name where one was corrupted.")
+    ] = False,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that everything may take.")] = DEFAULT_TIMEOUT_S,
     json: JsonFlag = False,
 ) -> None:
@@ -72,15 +75,18 @@ def run_command(
     reports = place is None or place.rank == 0
     if output is not None and reports:
         check_writable(output, "the timeline")
-    with progress("checking"):
-        check(loaded)
+    with progress("checking") as done:
+        check(loaded, progress=done)
     if place is not None:
-        result = run_as_rank(loaded, place, transport=transport, timeout_s=timeout, repeats=repeats, arithmetic=arithmetic)
+        result = run_as_rank(
+            loaded, place, transport=transport, timeout_s=timeout, repeats=repeats, arithmetic=arithmetic, verify=verify
+        )
     else:
         with progress(f"running {loaded.problem.n_ranks} ranks") as done:
             result = run_plan(
-                loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done, arithmetic=arithmetic
-            )
+                loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done, arithmetic=arithmetic,
+                verify=verify,
+            )  # fmt: skip
     if result is None:
         return
     if output is not None:
@@ -89,6 +95,8 @@ def run_command(
         print_json(_run_record(result, loaded.digest) | _overlap_record(loaded, result.timeline))
     else:
         print_facts(plan, [*run_facts(result), *overlap_facts(loaded, result.timeline)])
+    if result.corrupted:
+        raise RunError("a piece was corrupted on its way; " + "; ".join(result.corrupted[:4]))
     if result.mismatches:
         raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in result.mismatches[:4]))
 
@@ -105,6 +113,7 @@ def _run_record(result: RunResult, digest: str) -> dict[str, object]:
         "digest": digest,
         "source": result.timeline.source,
         "mismatches": [m.text for m in result.mismatches],
+        **({} if result.corrupted is None else {"corrupted": list(result.corrupted)}),
     }
 
 
@@ -125,6 +134,7 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
             + ("all right" if wrong == 0 else f"{wrong} bytes WRONG"),
         ),
         *([("against", result.verified.against)] if result.verified.against else []),
+        *([] if result.corrupted is None else [("checksums", _checksums_text(result.corrupted))]),
         (
             "memory",
             f"{format_bytes(result.memory_bytes)} of buffers, "
@@ -135,11 +145,17 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
     ]
 
 
+def _checksums_text(corrupted: tuple[str, ...]) -> str:
+    return f"{len(corrupted)} pieces CORRUPTED" if corrupted else "every piece is what was sent, from rank to rank"
+
+
 @app.command("calibrate", rich_help_panel="Run and measure")
 def calibrate_command(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILES", help="Logs of nccl-tests and nvbandwidth, or timelines that `run -o` wrote."),
+        typer.Argument(
+            metavar="FILES", help="Logs of nccl-tests, nvbandwidth and NVSHMEM's perftest, or timelines that `run -o` wrote."
+        ),
     ] = None,
     here: Annotated[bool, typer.Option("--here", help="Measure processes on this machine.")] = False,
     machine: Annotated[str | None, typer.Option("--machine", "-m", help="The machine that the logs are of.")] = None,
@@ -150,7 +166,7 @@ def calibrate_command(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the calibration (TOML) to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Fit a calibration to logs of nccl-tests and nvbandwidth or to runs of plans, or measure processes here.
+    """Fit a calibration to logs of nccl-tests, nvbandwidth and NVSHMEM, or to runs of plans; or measure processes here.
 
     `simulate --calibration FILE` then predicts with it. What the files don't say is kept from the base.
     """
@@ -164,8 +180,8 @@ def calibrate_command(
         fitted = calibrate_from_files(files, machine, base, plan)
         calibration = fitted.calibration
     else:
-        with progress("measuring"):
-            calibration = calibrate_here()
+        with progress("measuring") as done:
+            calibration = calibrate_here(progress=done)
     if output is not None:
         save_calibration(calibration, output)
     if json:

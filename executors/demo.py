@@ -48,8 +48,8 @@ def run_demo(*, quiet: bool) -> dict[str, object]:
         _title(f"1. {MODEL} from {FROM} to {TO} on {MACHINE}")
     summary, planned = _plan_all()
     best = planned[0]
-    with progress("checking"):
-        proof = check(best.plan)
+    with progress("checking") as done:
+        proof = check(best.plan, progress=done)
     if not quiet:
         _tell_planned(summary, planned, proof)
         _title(f"\n2. The same plan for the model shrunk {SCALE} times, run by {best.plan.problem.n_ranks} processes here")
@@ -128,8 +128,8 @@ def _run_small(strategy: str) -> Small:
     problem, _ = refit_problem(load_model(MODEL, SCALE), parse_spec(FROM), parse_spec(TO))
     topology = build_topology(load_machine(MACHINE), None, problem.n_ranks)
     plan = make_plan(problem, topology, strategy, LARGEST_MESSAGE_BYTES // SCALE)
-    with progress("measuring what a copy costs here"):
-        calibration = calibrate_here()
+    with progress("measuring what a copy costs here") as done:
+        calibration = calibrate_here(progress=done)
     prediction = predict(plan, calibration, build_topology(load_machine("cpu-processes"), problem.n_ranks))
     with progress(f"running {problem.n_ranks} processes") as done:
         result = run_plan(plan, repeats=REPEATS, progress=done)

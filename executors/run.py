@@ -6,7 +6,7 @@ Rule: nothing here knows how bytes move; that is the transport's.
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,10 +18,12 @@ from shardroute.executors.attention.on_streams import why_no_attention
 from shardroute.executors.attention.seam import Arithmetic
 from shardroute.executors.interpreting.interpret import Programs, compile_plan
 from shardroute.executors.interpreting.memories import Buffers, Part
+from shardroute.executors.interpreting.piece_sums import NONE, PieceRows, describe_wrong, piece_rows
 from shardroute.executors.launching.launched import run_launched
 from shardroute.executors.launching.mpiexec import MpiexecSession
 from shardroute.executors.launching.processes import ProcessSession, machine_text
 from shardroute.executors.launching.ranks import PROCESSES
+from shardroute.executors.launching.tokens import token_of
 from shardroute.executors.messages.separate import Separate, compile_separate
 from shardroute.executors.transports.libraries import LIBRARIES, MPI, ON_GPUS, load_library
 from shardroute.executors.transports.seam import Deadline, Place, Progress, Session, Trial
@@ -61,6 +63,7 @@ class RunResult:
     timeline       of the median trial; `verified` has the destination bytes of one trial and the wrong ones of all
     trials_s       seconds of each trial, from the release of the ranks to the end of the last step
     mismatches     at most one wrong element and one changed byte a rank and trial
+    corrupted      with checksums: at most one piece a rank and trial that isn't what was sent, in words; None without
     n_bytes_copied bytes written by block copies in one trial (a relayed byte counts at every hop)
     staging_bytes  int64[n_ranks]: memory of each rank's slots
     memory_bytes   of all arenas
@@ -74,6 +77,7 @@ class RunResult:
     staging_bytes: NDArray[np.int64]
     memory_bytes: int
     packing_bytes: int = 0
+    corrupted: tuple[str, ...] | None = None
 
     @property
     def measured_s(self) -> float:
@@ -96,10 +100,12 @@ def run_plan(
     progress: Progress | None = None,
     compare: bool = True,
     arithmetic: Arithmetic | None = None,
+    verify: bool = False,
 ) -> RunResult:
     """Run the plan `repeats` times, with ranks started on this machine, and verify each. Wrong bytes are in the result's
     `mismatches`, not an error. What attention computes (by NumPy on CPUs, by torch on GPUs, unless told otherwise) is compared
-    with one device's, unless told not to.
+    with one device's, unless told not to. With `verify` checksums follow each piece from rank to rank, and what isn't as it was
+    sent is in `corrupted`.
 
     Raises InputError for an unknown transport, what `check_limits` refuses, and want of memory or open files; PlanError
     for a plan that reads or writes where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s`
@@ -107,20 +113,24 @@ def run_plan(
     """
     _check_request(transport, timeout_s, repeats)
     contents = _contents(plan, transport, arithmetic, compare=compare)
+    _check_verifies(transport, verify=verify)
     if transport == PROCESSES:
         programs, buffers = compile_plan(plan)
         separate = None
     else:
         separate = compile_separate(plan, library_sums=transport in ON_GPUS)
         programs, buffers = separate.programs, separate.buffers
-    with _start(plan, programs, separate, transport, timeout_s, repeats, contents) as session:
+    run = plan if separate is None else separate.plan
+    pieces = piece_rows(run) if verify else None
+    with _start(plan, programs, separate, transport, timeout_s, repeats, contents, pieces) as session:
         trials = session.run(progress)
-    return result_of(plan, programs, buffers, transport, trials, contents, separate)
+    result = result_of(plan, programs, buffers, transport, trials, contents, separate)
+    return result if pieces is None else replace(result, corrupted=_corrupted(run, pieces, trials))
 
 
 def run_as_rank(
     plan: Plan, place: Place, *, transport: str, timeout_s: float = DEFAULT_TIMEOUT_S, repeats: int = 1,
-    arithmetic: Arithmetic | None = None,
+    arithmetic: Arithmetic | None = None, verify: bool = False,
 ) -> RunResult | None:  # fmt: skip
     """Run the plan as one of its ranks, which a launcher has started like this one; the result on rank 0, None elsewhere.
 
@@ -136,31 +146,37 @@ def run_as_rank(
         raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and {place.size} were started")
     deadline = Deadline.after(timeout_s)
     contents = _contents(plan, transport, arithmetic)  # what one device computes, on every rank by itself
+    _check_verifies(transport, verify=verify)
     separate = compile_separate(plan, library_sums=transport in ON_GPUS)
+    pieces = piece_rows(separate.plan) if verify else None
     world = load_library(transport).connect(place, deadline)
     try:
         if contents is not None:
             load_arithmetic(contents.arithmetic)
         trials = run_launched(
-            world, separate.plan, separate.programs, separate.messages, n_trials=repeats, deadline=deadline, contents=contents
-        )
+            world, separate.plan, separate.programs, separate.messages, n_trials=repeats, deadline=deadline, contents=contents,
+            pieces=pieces,
+        )  # fmt: skip
     except BaseException:
         world.abandon()
         raise
     world.close()
-    return result_of(plan, separate.programs, separate.buffers, transport, trials, contents, separate) if trials else None
+    if not trials:
+        return None
+    result = result_of(plan, separate.programs, separate.buffers, transport, trials, contents, separate)
+    return result if pieces is None else replace(result, corrupted=_corrupted(separate.plan, pieces, trials))
 
 
 def _start(
     plan: Plan, programs: Programs, separate: Separate | None, transport: str, timeout_s: float, repeats: int,
-    contents: Contents | None,
+    contents: Contents | None, pieces: PieceRows | None,
 ) -> Session:  # fmt: skip
     if transport == MPI:
-        return MpiexecSession(plan, timeout_s=timeout_s, n_trials=repeats, contents=contents)
+        return MpiexecSession(plan, timeout_s=timeout_s, n_trials=repeats, contents=contents, verify=pieces is not None)
     run = plan if separate is None else separate.plan
     return ProcessSession(
         run, programs, digest=run.digest, timeout_s=timeout_s, n_trials=repeats, transport=transport,
-        messages=None if separate is None else separate.messages, contents=contents,
+        messages=None if separate is None else separate.messages, contents=contents, pieces=pieces,
     )  # fmt: skip
 
 
@@ -170,10 +186,20 @@ def check_transport(transport: str) -> None:
         raise InputError(f"transport {transport!r} is not known; expected one of {', '.join(TRANSPORTS)}")
 
 
+def _check_verifies(transport: str, *, verify: bool) -> None:
+    if verify and transport in ON_GPUS:
+        raise InputError(f"checksums are taken in host memory, and transport {transport} moves bytes on GPUs; leave --verify out")
+
+
+def _corrupted(plan: Plan, pieces: PieceRows, trials: Sequence[Trial]) -> tuple[str, ...]:
+    return tuple(describe_wrong(plan, pieces, row) for trial in trials for row in trial.wrong_pieces if row != NONE)
+
+
 def _check_request(transport: str, timeout_s: float, repeats: int) -> None:
     check_transport(transport)
     if transport != PROCESSES:
         load_library(transport)
+        token_of()  # here a bad one is the caller's mistake, in a rank it would end a run
     check_limits(timeout_s, repeats)
 
 

@@ -63,7 +63,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """`256,2048,7168` -> (256, 2048, 7168)."""
     if not re.fullmatch(r"\s*\d{1,18}(\s*[,x]\s*\d{1,18})*\s*", text):
         raise InputError(f"--shape {text!r}: expected sizes such as 256,2048,7168")
-    return tuple(int(n) for n in re.split(r"[,x]", text))
+    return tuple(int(n.strip()) for n in re.split(r"[,x]", text))  # int itself takes fewer characters for space than \s does
 
 
 def parse_axes(option: str, text: str | None) -> dict[str, int]:
@@ -101,6 +101,8 @@ def parse_ranks(option: str, text: str) -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last >= MAX_RANKS:
             raise InputError(f"{option} {text!r}: {item.strip()!r} must rise and stay below {MAX_RANKS}")
+        if len(ranks) + last - first >= MAX_RANKS:
+            raise InputError(f"{option} {text[:60]!r}: names more than {MAX_RANKS} ranks; name each once")
         ranks.extend(range(first, last + 1))
     return ranks
 
@@ -119,12 +121,17 @@ def ranges_text(numbers: Sequence[int]) -> str:
 def parse_nics(option: str, texts: Sequence[str]) -> dict[int, float]:
     """`["17=25GB/s", "16-23=200Gb/s"]` -> bytes per second by GPU; what comes later holds. 0 is a NIC that is down."""
     nics: dict[int, float] = {}
+    n_named = 0
     for text in texts:
         gpus, equals, rate = text.partition("=")
         if not equals:
             raise InputError(f"{option} {text!r}: expected GPUs and what their NICs carry, such as 16-23=200Gb/s")
         nic_Bps = 0.0 if rate.strip() == "0" else parse_bandwidth(rate.strip())
-        nics.update(dict.fromkeys(parse_ranks(option, gpus), nic_Bps))
+        named = parse_ranks(option, gpus)
+        n_named += len(named)
+        if n_named > MAX_RANKS:
+            raise InputError(f"{option} {text!r}: with those before it names more than {MAX_RANKS} GPUs; name each once")
+        nics.update(dict.fromkeys(named, nic_Bps))
     return nics
 
 

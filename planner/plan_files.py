@@ -37,6 +37,9 @@ FORMAT = "shardroute-plan"
 SCHEMA = 1
 # A file that claims more than this once unpacked is refused before it is read: plans for 16,384 GPUs stay under 2 GB.
 MAX_UNPACKED_BYTES: Final = 4 * 2**30
+# Columns are stored as they are, and packed they shrink to a third; what unpacks to far more is made to fill memory.
+_MOST_PACKED: Final = 16
+_SMALL_BYTES: Final = 2**26
 
 _HEADER: Final = "header.json"
 _FRAGMENT_COLUMNS: Final = ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides")
@@ -154,7 +157,7 @@ def load_plan(path: str | Path) -> Plan:
     """Read a plan. Raises InputError when there is no such file, PlanError when it isn't a whole plan of a known schema."""
     with _unreadable(path), zipfile.ZipFile(path) as archive:
         READINGS.info("read %s", path)
-        members = _members(archive)
+        members = _members(archive, path)
         header = archive.read(_HEADER)
         columns = {name: _read_column(name, archive.read(info)) for name, info in members.items() if name != _HEADER}
     with contradictions(path):
@@ -196,7 +199,7 @@ def mapped_plan(path: str | Path) -> Iterator[PlanRecord]:
         with _unreadable(path):
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with zipfile.ZipFile(file) as archive:
-                members = _members(archive)
+                members = _members(archive, path)
                 header = archive.read(_HEADER)
                 contents = {name: _content(archive, info, data) for name, info in members.items() if name != _HEADER}
             columns = {name: _read_column(name, content) for name, content in contents.items()}
@@ -260,7 +263,7 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, data: mmap.mmap) -
     return content
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _members(archive: zipfile.ZipFile, path: str | Path) -> dict[str, zipfile.ZipInfo]:
     """The members by the names of their columns. Raises PlanError for any that no plan has, before they are unpacked."""
     found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     if _HEADER not in found:
@@ -271,8 +274,13 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     for info in found.values():
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
             raise PlanError(f"not a shardroute plan: member {info.filename} is packed in a way that plans never are")
-    if sum(info.file_size for info in found.values()) > MAX_UNPACKED_BYTES:
-        raise PlanError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes; this is not a plan that shardroute wrote")
+    unpacked, packed = sum(info.file_size for info in found.values()), os.stat(path).st_size
+    for info in found.values():
+        stored = info.compress_type == zipfile.ZIP_STORED
+        if info.header_offset + info.compress_size > packed or (stored and info.file_size != info.compress_size):
+            raise PlanError(f"member {info.filename} claims {info.compress_size} bytes, more than the file has")
+    if unpacked > min(MAX_UNPACKED_BYTES, max(_SMALL_BYTES, _MOST_PACKED * packed)):
+        raise PlanError(f"unpacks from {packed} bytes to {unpacked}; this is not a plan that shardroute wrote")
     return found
 
 

@@ -194,7 +194,32 @@ def as_nemo_rl(rank):
     return rank < 2 or torch.equal(dst._local_tensor, w[:, 2 * (rank - 2) : 2 * (rank - 1)])
 
 
-SCENES = (dtensors, tensors_of_many_dtypes, one_at_a_time, errors, as_nccl_m2n, as_nemo_rl, a_rank_that_stays_away)
+def bucket_by_bucket(rank):
+    """Three tensors through spare memory for one; then written in place; versions are counted, and read, on the way."""
+    tensors = {f"w{k}": Tensor(f"w{k}", (8, 6), "f32") for k in range(3)}
+    src = {name: side(tensor, ["S0"], [0, 1], [2]) for name, tensor in tensors.items()}
+    dst = {name: side(tensor, ["S1"], [2, 3], [2]) for name, tensor in tensors.items()}
+    full = {name: whole((8, 6), k) for k, name in enumerate(tensors)}
+    given = {n: part(full[n], d, rank) for n, d in src.items() if rank < 2}
+    wanted = {n: part(full[n], d, rank) for n, d in dst.items() if rank >= 2}
+    found = {}
+    for spare in (256, None, 0):
+        got = {n: torch.zeros_like(p) for n, p in wanted.items()}
+        resharder = Resharder(src, dst, spare_bytes=spare, verify=spare != 0)
+        transfer = resharder.run(given, got, version=5)
+        transfer.wait()
+        with resharder.reading() as version:
+            right = all(torch.equal(got[n], wanted[n]) for n in wanted)
+        resharder.run(given, got).wait()
+        told = [len(resharder.plans), resharder.spare_bytes, version, resharder.version, right, sorted(transfer.parts_s)]
+        found[str(spare)] = [*told, sorted(resharder.parts_s)]
+        resharder.close()
+    return found
+
+
+SCENES = (
+    dtensors, tensors_of_many_dtypes, one_at_a_time, errors, as_nccl_m2n, as_nemo_rl, bucket_by_bucket, a_rank_that_stays_away,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -29,6 +29,16 @@ def test_the_refit_loop_ends_each_step_with_ranks_that_agree(repo: Path, tmp_pat
     assert [line.split(" (")[0] for line in steps] == [f"step {k}: all 6 ranks agree" for k in range(3)]
 
 
+def test_a_loop_goes_on_after_a_trainer_has_died_and_a_server_has_come(repo: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+
+    lines = run_example(repo, "refit_changes.py", tmp_path)
+
+    assert [line.split(":")[0] for line in lines] == ["6 ranks", "rank 1 has died", "rank 6 has come"]
+    for part in ("meet", "plan", "agree", "get ready", "move", "vote"):
+        assert re.search(rf"{part} \d+\.\d ms", lines[1])
+
+
 @pytest.mark.slow
 def test_the_same_loop_runs_in_ray_actors(repo: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")

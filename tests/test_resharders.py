@@ -75,6 +75,18 @@ def test_a_tensor_that_cannot_be_the_part_is_refused_by_name(scenes: list[dict[s
         assert "found str" in kind
 
 
+def test_spare_memory_is_what_was_allowed_and_the_version_what_was_moved_last(scenes: list[dict[str, object]]) -> None:
+    parts, in_place = ["agree", "move", "take over", "vote"], ["move"]
+    made = ["agree", "describe", "get ready", "meet", "plan"]
+    for number, rank in enumerate(scenes):
+        one = 128 if number >= 2 else 0  # 96 bytes, in whole cache lines
+        assert rank["bucket_by_bucket"] == {
+            "256": [2, 2 * one, 5, 6, True, parts, made],
+            "None": [1, 3 * one, 5, 6, True, parts, made],
+            "0": [1, 0, 5, 6, True, in_place, made],
+        }
+
+
 def test_a_rank_that_stays_away_ends_the_others_transfer_at_its_deadline(scenes: list[dict[str, object]]) -> None:
     for number in (2, 3):  # which need what rank 0 holds
         first, second = scenes[number]["a_rank_that_stays_away"]

@@ -17,6 +17,8 @@ from shardroute.topologies.files import read_file
 
 # The shipped TOML files have some kB.
 _MAX_TOML_BYTES: Final = 2**20
+# A key of more parts than this: tomllib takes time that grows with their square (a megabyte of them: minutes).
+_LONG_KEY: Final = re.compile(rb"(?<![\w\"'.-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){64}")
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 _C = TypeVar("_C")
@@ -64,7 +66,11 @@ def read_toml(path: Path, kind: type[_S]) -> _S:
     file's name and the key.
     """
     try:
-        data = tomllib.loads(read_file(path, _MAX_TOML_BYTES).decode())
+        text = read_file(path, _MAX_TOML_BYTES)
+        if (found := _LONG_KEY.search(text)) is not None:
+            line = text[: found.start()].count(b"\n") + 1
+            raise InputError(f"{path.name}: line {line}: a key of more than 64 parts; no table is nested that deeply")
+        data = tomllib.loads(text.decode())
     except InputError:
         raise
     except UnicodeDecodeError as error:

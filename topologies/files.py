@@ -58,8 +58,8 @@ def read_text(path: str | Path, most_bytes: int) -> str:
 
 
 def write_file(path: str | Path, data: bytes, what: str) -> None:
-    """Write bytes to a path: a plain file appears whole or not at all, and keeps what it had where that fails; a device, a pipe or
-    a link may be named too. Raises InputError, which calls the content `what`.
+    """Write bytes to a path: a plain file appears whole or not at all, and keeps what it had where that fails; a device, a pipe
+    or a link may be named too. Raises InputError, which calls the content `what`.
     """
     if _can_be_replaced(path):
         with written_whole(path, what) as file:

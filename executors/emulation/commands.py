@@ -137,8 +137,8 @@ def _run(
     if output is not None:
         check_writable(output, "the timeline")
     given = None if calibration is None else load_calibration(calibration)
-    with progress("checking"):
-        check(plan)
+    with progress("checking") as done:
+        check(plan, progress=done)
     with Namespaces(plan.topology) if namespaces else nullcontext() as links:
         if given is None:
             with progress("ping-pong") as done:

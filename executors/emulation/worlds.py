@@ -7,6 +7,7 @@ network namespace of its own (see `namespaces`), and channels are TCP connection
 import contextlib
 import json
 import os
+import secrets
 import socket
 import struct
 from typing import Final
@@ -20,11 +21,12 @@ from shardroute.executors.emulation.wirings import Wiring, channels_of
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.launching import hubs
+from shardroute.executors.launching.tokens import NONCE_BYTES, is_same
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.topologies.errors import RunError
 
-_HELLO: Final = struct.Struct("<ii")  # sender, what for
+_HELLO: Final = struct.Struct(f"<{NONCE_BYTES}sii")  # the receiver's token, which it told the others at the hub; sender, what for
 # What a port moves at a time: as much as takes it 4 ms, in whole pages. With 16 NICs busy that is 4,000 chunks a second, each of
 # which takes some 0.1 ms of CPU time to send and to receive (profiled on a 2-core Xeon); a message of `cases` has four.
 _TURN_S: Final = 0.004
@@ -91,21 +93,28 @@ class EmulatedWorld:
         namespaced = int(wiring.namespace[rank]) >= 0
         with _listener(rank, namespaced, n_into) as listener:
             name = listener.getsockname()
-            told = name.hex() if isinstance(name, bytes) else list(name)
+            token = secrets.token_bytes(NONCE_BYTES)
+            told = [name.hex() if isinstance(name, bytes) else list(name), token.hex()]
             where = [json.loads(each) for each in self.exchange(json.dumps(told).encode(), deadline)]
             try:
                 for src, dst, use in channels:
                     if src == rank:
-                        at = bytes.fromhex(where[dst]) if isinstance(where[dst], str) else tuple(where[dst])
+                        listens, theirs = where[dst]
+                        at = bytes.fromhex(listens) if isinstance(listens, str) else tuple(listens)
                         connection = _connect(at, namespaced, deadline, _between(wiring, rank, dst))
-                        connection.sendall(_HELLO.pack(rank, use))
+                        connection.sendall(_HELLO.pack(bytes.fromhex(theirs), rank, use))
                         transport.add_sending(connection, dst, use)
-                for _ in range(n_into):
+                while n_into:
                     listener.settimeout(deadline.limit_s)
                     connection, _ = listener.accept()
                     connection.settimeout(deadline.limit_s)
-                    source, use = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+                    hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+                    if len(hello) < _HELLO.size or not is_same(hello[:NONCE_BYTES], token):
+                        connection.close()  # a stranger
+                        continue
+                    _, source, use = _HELLO.unpack(hello)
                     transport.add_receiving(connection, source, use)
+                    n_into -= 1
             except TimeoutError:
                 raise LateError() from None
             except OSError as error:

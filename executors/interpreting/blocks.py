@@ -65,11 +65,31 @@ class _Moves:
     dst: Ints
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """The blocks of a plan before any are joined, each with its step, its driving rank, and the bundle entry that it carries."""
+
+    step: Ints
+    rank: Ints
+    entry: Ints
+    blocks: Blocks
+    forms: Forms
+
+
 def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
     """The step and driving rank of each block, the blocks, their forms; in order of rank, step, receiver and place in the bundle.
 
     Raises PlanError when a step reads or delivers a piece where no fragment contains it, or leaves its slot.
     """
+    laid = lay_pieces(plan, memory)
+    kept, blocks = _merge(laid.step, laid.rank, laid.blocks)
+    step, rank = laid.step[kept], laid.rank[kept]
+    _check_reach(step, rank, blocks, laid.forms, memory.buffers.arena_bytes)
+    return step, rank, blocks, laid.forms
+
+
+def lay_pieces(plan: Plan, memory: Memory) -> Laid:
+    """A block for each piece of a step, place that it is read from and fragment where it lands; orders, raises as lay_blocks."""
     moves = _moves(plan, memory)
     steps, bundles = plan.steps, plan.bundles
     offset = bundles.offset[moves.entry]
@@ -91,10 +111,7 @@ def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
     keep = keep[np.lexsort((moves.dst[row[keep]], step[keep], rank[keep]))]
     sums = _sums(plan, moves.step[row], bundles.tensor[moves.entry[row]])
     blocks = Blocks(src[row], dst, moves.dst[row].astype(np.int32), n_bytes, form, sums).take(keep)
-    step, rank = step[keep], rank[keep]
-    kept, blocks = _merge(step, rank, blocks)
-    _check_reach(step[kept], rank[kept], blocks, forms, memory.buffers.arena_bytes)
-    return step[kept], rank[kept], blocks, forms
+    return Laid(step[keep], rank[keep], moves.entry[row[keep]], blocks, forms)
 
 
 def _moves(plan: Plan, memory: Memory) -> _Moves:
@@ -151,7 +168,7 @@ def _first_holders(plan: Plan, memory: Memory, step: Ints, entry: Ints) -> Ints:
     found, first = np.unique(owner[row], return_index=True)
     if len(found) < len(step):
         i = int(np.setdiff1d(np.arange(len(step)), found)[0])
-        raise PlanError(f"step {step[i]}: no rank of the all-gather holds {_piece_text(plan, int(entry[i]))}")
+        raise PlanError(f"step {step[i]}: no rank of the all-gather holds {piece_text(plan, int(entry[i]))}")
     return rank[row[first]]
 
 
@@ -185,7 +202,7 @@ def _check_slots(plan: Plan, moves: _Moves, offset: Ints, staged: NDArray[np.boo
     if bad.any():
         i = int(np.argmax(bad))
         raise PlanError(
-            f"step {moves.step[i]}: {_piece_text(plan, int(moves.entry[i]))} lies at bytes {offset[i]} to "
+            f"step {moves.step[i]}: {piece_text(plan, int(moves.entry[i]))} lies at bytes {offset[i]} to "
             f"{offset[i] + n_bytes[i]} of a slot of {room[i]} bytes"
         )
 
@@ -197,12 +214,13 @@ def _check_found(plan: Plan, moves: _Moves, row: Ints, does: str, has: str, at: 
         rank = int((moves.src if does == "reads" else moves.dst)[i])
         side = "source" if at[i] == SOURCE else "destination"
         raise PlanError(
-            f"step {moves.step[i]} {does} {_piece_text(plan, int(moves.entry[i]))} in the {side} weights of rank {rank}, "
+            f"step {moves.step[i]} {does} {piece_text(plan, int(moves.entry[i]))} in the {side} weights of rank {rank}, "
             f"which {has} no fragment that contains it"
         )
 
 
-def _piece_text(plan: Plan, entry: int) -> str:
+def piece_text(plan: Plan, entry: int) -> str:
+    """The piece of a bundle entry in words: `piece [0:4, 2:6] of w`."""
     tensor, piece = int(plan.bundles.tensor[entry]), int(plan.bundles.piece[entry])
     boxes = plan.boxes[int(plan.tensor_class[tensor])]
     return f"piece {box_text(boxes.lo[piece], boxes.hi[piece])} of {plan.problem.tensors[tensor].name}"

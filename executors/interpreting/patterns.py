@@ -89,7 +89,8 @@ def find_strays(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_
     rest = arena[target_at:slots_at]  # whole cache lines, so whole words
     if (rest.view(np.uint64) != np.frombuffer(bytes([SENTINEL]) * 8, np.uint64)[0]).any():
         changed = np.flatnonzero(rest != SENTINEL)
-        return len(changed), target_at + int(changed[0])
+        if len(changed):  # else something has put it back since
+            return len(changed), target_at + int(changed[0])
     return 0, -1
 
 

@@ -58,9 +58,16 @@ class Moving:
         return compare(self._memory, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank])), 0.0
 
 
+class Following(Protocol):
+    """What compares the checksums of a trial's pieces."""
+
+    def wrong_piece(self) -> int:
+        """The row of the first piece that came to this rank and isn't what was sent, -1 if all are. All ranks call it."""
+
+
 def run_trials(
     programs: Programs, board: Board, memory: NDArray[np.uint8], driver: int, transport: Transport | Enqueuing,
-    job: Job | None = None,
+    job: Job | None = None, following: Following | None = None,
 ) -> None:  # fmt: skip
     """Run all trials of the board as a driver of the rank whose arena `memory` is; the one that moves also fills and verifies."""
     rank = driver % programs.n_ranks
@@ -82,6 +89,8 @@ def run_trials(
         at_step[0] = len(programs.cells.ptr) - 1
         transport.barrier()
         board.phase[driver] = 2 * trial + 2
+        if following is not None:
+            board.wrong_piece[trial, rank] = following.wrong_piece()
         if moves:
             finding, board.worst[trial, rank] = job.verify()
             board.found[trial, rank] = [getattr(finding, name) for name in Finding.__slots__]

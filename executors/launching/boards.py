@@ -33,6 +33,7 @@ class Board:
     began_s      float64[k, n]   when a rank was let go
     found        int64[k, n, 6]  the fields of Finding
     worst        float64[k, n]   the largest difference from what was expected, where numbers are compared; see Contents
+    wrong_piece  int64[k, n]     the first row of PieceRows that came to a rank and isn't what was sent, -1 for none
     """
 
     flags: NDArray[np.uint32]
@@ -49,6 +50,7 @@ class Board:
     began_s: NDArray[np.float64]
     found: NDArray[np.int64]
     worst: NDArray[np.float64]
+    wrong_piece: NDArray[np.int64]
 
     @classmethod
     def blank(cls, n_ranks: int, n_cells: int, n_trials: int, timeout_s: float) -> Self:
@@ -68,12 +70,13 @@ class Board:
             began_s=np.zeros((n_trials, n_ranks)),
             found=np.zeros((n_trials, n_ranks, len(Finding.__slots__)), np.int64),
             worst=np.zeros((n_trials, n_ranks)),
+            wrong_piece=np.full((n_trials, n_ranks), -1, np.int64),
         )
 
     @staticmethod
     def bytes_of_trials(n_ranks: int, n_cells: int, n_trials: int) -> int:
         """Bytes of the columns that grow with the trials."""
-        return n_trials * 8 * (2 * n_cells + n_ranks * (2 + len(Finding.__slots__)))
+        return n_trials * 8 * (2 * n_cells + n_ranks * (3 + len(Finding.__slots__)))
 
     @classmethod
     def of(cls, shared: SharedFile) -> Self:

@@ -1,31 +1,42 @@
 """Ranks that find each other over TCP with nothing but the standard library, and tell each other small things.
 
-Rule: rank 0 is the hub; what all give goes to it and back to all. Only control data goes this way, never bytes of a plan.
+Rule: rank 0 is the hub; what all give goes to it and back to all. Only control data goes this way, never bytes of a plan. Who
+joins proves that it has the run's token, and so does the hub (see `tokens`); whoever else knocks is shown out and delays nobody.
 """
 
+import ipaddress
 import os
 import platform
+import re
+import secrets
+import selectors
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-from shardroute.executors.launching.launches import host_and_port
+from shardroute.executors.launching.introductions import NotOursError, Visit, introduced, read_whole
+from shardroute.executors.launching.launches import file_of_host, host_and_port
+from shardroute.executors.launching.tokens import MAC_BYTES, VARIABLE, Seal, how_to_set, new_token, token_of
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.topologies.errors import InputError, RunError
 
-_HELLO = struct.Struct("<8sI")  # magic, rank
-_LENGTH = struct.Struct("<Q")
-_MAGIC = b"shardhub"
-_RETRY_S = 0.05  # between attempts to reach rank 0, which may not have started
-_LOCAL = "127.0.0.1"
+_LENGTH: Final = struct.Struct("<Q")
+_RETRY_S: Final = 0.05  # between attempts to reach rank 0, which may not have started
+_LOCAL: Final = "127.0.0.1"
+_MOST_VISITORS: Final = 4096  # who haven't proved anything yet; more are turned away at once
+# Attempts after which a token that isn't accepted at a named address is called wrong: until then it may be an earlier run's hub
+# that is about to end.
+_REFUSALS: Final = 20
 
 
 class Hub:
     """This rank's connection: to all others on rank 0, elsewhere to rank 0."""
 
-    def __init__(self, rank: int, peers: Sequence[socket.socket | None]) -> None:
+    def __init__(self, rank: int, peers: Sequence[tuple[socket.socket, Seal] | None]) -> None:
         self.rank, self._peers = rank, list(peers)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
@@ -50,127 +61,206 @@ class Hub:
         """Close all connections; a rank that still waits learns that this one is gone."""
         for peer in self._peers:
             if peer is not None:
-                peer.close()
+                peer[0].close()
 
 
 def listen() -> tuple[str, socket.socket]:
-    """A rendezvous for ranks that will be forked from here, and its socket, which rank 0 inherits."""
+    """A rendezvous for ranks that will be forked from here, with a token of their own, and its socket, which rank 0 inherits."""
     server = socket.create_server((_LOCAL, 0), backlog=1024)
     server.set_inheritable(True)
-    return f"fd://{_LOCAL}:{server.getsockname()[1]}:{server.fileno()}", server
+    return f"fd://{_LOCAL}:{server.getsockname()[1]}:{server.fileno()}:{new_token().decode()}", server
 
 
 def meet(place: Place, deadline: Deadline) -> Hub:
     """Find the other ranks. Rendezvous are fd:// (see `listen`), tcp://HOST:PORT, file:///PATH, and "" for MASTER_ADDR and
     MASTER_PORT; under torchrun the port after that, for its own store listens on it.
 
-    Raises RunError when not all ranks have come before the deadline.
+    Rank 0 listens at HOST alone; for a file on all addresses of its host, and leaves the run's token in the file, which only its
+    owner can read. At an address of more than this host SHARDROUTE_TOKEN must be set, the same on all ranks.
+
+    Raises RunError when not all ranks have come before the deadline, InputError where there is no token.
     """
     try:
         return _gather_all(place, deadline) if place.rank == 0 else _reach_first(place, deadline)
+    except InputError:
+        raise
     except (OSError, TimeoutError, LateError) as error:
         raise RunError(f"rank {place.rank} couldn't join the {place.size} ranks of the run: {_text(error)}") from error
 
 
 def _gather_all(place: Place, deadline: Deadline) -> Hub:
-    peers: list[socket.socket | None] = [None] * place.size
-    with _server(place) as server:
-        while any(peer is None for peer in peers[1:]):
-            server.settimeout(deadline.limit_s)
-            try:
-                peer, _ = server.accept()
-            except TimeoutError:
-                raise LateError([k for k in range(1, place.size) if peers[k] is None]) from None
-            peer.settimeout(deadline.limit_s)
-            magic, rank = _HELLO.unpack(_read(peer, _HELLO.size))
-            if magic != _MAGIC or not 0 < rank < place.size or peers[rank] is not None:
-                peer.close()  # a stray visitor, or a second rank of that number, which its own deadline ends
-                continue
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peers[rank] = peer
+    peers: list[tuple[socket.socket, Seal] | None] = [None] * place.size
+    n_refused = 0
+    with _server(place) as (server, token), selectors.DefaultSelector() as waiting:
+        server.setblocking(False)
+        waiting.register(server, selectors.EVENT_READ)
+        visits: dict[socket.socket, Visit] = {}
+        try:
+            while any(peer is None for peer in peers[1:]):
+                if not deadline.left_s:
+                    raise LateError([k for k in range(1, place.size) if peers[k] is None])
+                for key, _ in waiting.select(min(1.0, deadline.limit_s)):
+                    if key.fileobj is server:
+                        if (visit := _let_in(server, len(visits))) is not None:
+                            visits[visit.peer] = visit
+                            waiting.register(visit.peer, selectors.EVENT_READ)
+                        continue
+                    visit = visits[key.fileobj]  # type: ignore[index]  # what was registered above
+                    if visit.hears_all():
+                        waiting.unregister(visit.peer)
+                        del visits[visit.peer]
+                        joined = visit.joins(token, peers)
+                        n_refused += not joined
+                for visit in [v for v in visits.values() if time.monotonic() > v.until_s]:
+                    waiting.unregister(visit.peer)
+                    visits.pop(visit.peer).peer.close()
+        except LateError as late:
+            if not n_refused:
+                raise
+            raise TimeoutError(
+                f"{_text(late)}, and turned {n_refused} visitors away that didn't have its token ({VARIABLE} must be the same on "
+                "all ranks)"
+            ) from late
+        finally:
+            for visit in visits.values():
+                visit.peer.close()
     return Hub(0, peers)
 
 
+def _let_in(server: socket.socket, n_visitors: int) -> Visit | None:
+    try:
+        peer, _ = server.accept()
+    except OSError:  # it is gone already
+        return None
+    if n_visitors < _MOST_VISITORS:
+        with suppress(OSError):
+            return Visit(peer)
+    peer.close()
+    return None
+
+
 def _reach_first(place: Place, deadline: Deadline) -> Hub:
+    n_refused = 0
     while True:
+        hub: socket.socket | None = None
         try:
-            hub = socket.create_connection(_address(place), timeout=deadline.limit_s)
-            break
+            address, token = _address(place), _token(place)
+            hub = socket.create_connection(address, timeout=deadline.limit_s)
+            return Hub(place.rank, [(hub, introduced(hub, place.rank, token)), *[None] * (place.size - 1)])
         except InputError:  # a ValueError, too
             raise
         except (OSError, ValueError) as error:  # ValueError: a rendezvous file that is still empty
+            if hub is not None:
+                hub.close()
+            n_refused += isinstance(error, NotOursError)
+            if n_refused >= _REFUSALS and not place.rendezvous.startswith("file://"):
+                raise
             if deadline.left_s <= 0:
                 raise LateError([0]) from error
             time.sleep(min(_RETRY_S, deadline.limit_s))
-    hub.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    hub.sendall(_HELLO.pack(_MAGIC, place.rank))
-    return Hub(place.rank, [hub, *[None] * (place.size - 1)])
 
 
-def _server(place: Place) -> socket.socket:
+@contextmanager
+def _server(place: Place) -> Iterator[tuple[socket.socket, bytes]]:
+    """Where rank 0 listens, and the run's token."""
     where = place.rendezvous
     if where.startswith("fd://"):
-        return socket.socket(fileno=int(where.rpartition(":")[2]))
-    if where.startswith("file://"):
-        server = socket.create_server(("", 0), backlog=1024)
+        *_, fd, text = where.split(":")
+        with socket.socket(fileno=int(fd)) as server:
+            yield server, text.encode()
+    elif where.startswith("file://"):
         path = Path(where.removeprefix("file://"))
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        draft.write_text(f"{platform.node()} {server.getsockname()[1]}")
-        draft.replace(path)
-        return server
-    return socket.create_server(("", _address(place)[1]), backlog=1024)
+        # Only ranks of this host know the file that `file_of_host` names.
+        with socket.create_server((_LOCAL if where == file_of_host() else "", 0), backlog=1024) as server:
+            secret = new_token()
+            _write_privately(path, f"{platform.node()} {server.getsockname()[1]} {secret.hex()}")
+            yield server, secret
+    else:
+        host, port = _address(place)
+        token = _token(place)
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            server = socket.create_server((str(address[0]), port), family=family, backlog=1024)
+        except OSError as error:
+            raise OSError(f"rank 0 can't listen at {host}:{port}, which must be an address of its own host ({error})") from error
+        with server:
+            yield server, token
+
+
+def _write_privately(path: Path, text: str) -> None:
+    """A file that its owner alone can read; it appears whole."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
 
 
 def _address(place: Place) -> tuple[str, int]:
     where = place.rendezvous
     if where.startswith("fd://"):
-        host, port, _ = where.removeprefix("fd://").split(":")
+        host, port, *_ = where.removeprefix("fd://").split(":")
         return host, int(port)
     if where.startswith("file://"):
-        node, port = Path(where.removeprefix("file://")).read_text().split()
+        node, port, _ = Path(where.removeprefix("file://")).read_text().split()
         return _LOCAL if node == platform.node() else node, int(port)
     if not where:
         told = os.environ
         if "MASTER_ADDR" not in told or "MASTER_PORT" not in told:
             raise InputError("nowhere to meet: MASTER_ADDR and MASTER_PORT are not set; give --rendezvous tcp://HOST:PORT")
-        if not told["MASTER_PORT"].isdecimal():
-            raise InputError(f"the environment says MASTER_PORT={told['MASTER_PORT']!r}; expected a number")
+        if re.fullmatch(r"[0-9]{1,5}", told["MASTER_PORT"]) is None:
+            raise InputError(f"the environment says MASTER_PORT={told['MASTER_PORT'][:40]!r}; expected a port")
         return told["MASTER_ADDR"], int(told["MASTER_PORT"]) + (1 if "TORCHELASTIC_RUN_ID" in told else 0)
     return host_and_port(where)
 
 
-def _send(peer: socket.socket, payload: bytes, rank: int, deadline: Deadline) -> None:
+def _token(place: Place) -> bytes:
+    """The run's token as a rank finds it. Raises InputError where strangers could knock and none is set."""
+    where = place.rendezvous
+    if where.startswith("fd://"):
+        return where.rpartition(":")[2].encode()
+    if where.startswith("file://"):
+        return bytes.fromhex(Path(where.removeprefix("file://")).read_text().split()[2])
+    token = token_of()
+    host, _ = _address(place)
+    if not token and not _is_local(host):
+        raise InputError(f"others can reach {host} too: set a secret that all ranks know, {how_to_set()}")
+    return token
+
+
+def _is_local(host: str) -> bool:
+    """Whether only processes of this host can connect to it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _send(to: tuple[socket.socket, Seal], payload: bytes, rank: int, deadline: Deadline) -> None:
+    peer, seal = to
     try:
         peer.settimeout(deadline.limit_s)
-        peer.sendall(_LENGTH.pack(len(payload)) + payload)
+        peer.sendall(_LENGTH.pack(len(payload)) + seal.mark(payload) + payload)
     except TimeoutError:
         raise LateError([rank]) from None
     except OSError as error:
         raise RunError(f"rank {rank} is lost: {_text(error)}") from error
 
 
-def _receive(peer: socket.socket, rank: int, deadline: Deadline) -> bytes:
+def _receive(given: tuple[socket.socket, Seal], rank: int, deadline: Deadline) -> bytes:
+    peer, seal = given
     try:
         peer.settimeout(deadline.limit_s)
-        (length,) = _LENGTH.unpack(_read(peer, _LENGTH.size))
-        return _read(peer, length)
+        (length,) = _LENGTH.unpack(read_whole(peer, _LENGTH.size))
+        mark = read_whole(peer, MAC_BYTES)
+        payload = read_whole(peer, length)
     except TimeoutError:
         raise LateError([rank]) from None
     except OSError as error:
         if deadline.is_close:
             raise LateError([rank]) from error
         raise RunError(f"rank {rank} is lost: {_text(error)}") from error
-
-
-def _read(peer: socket.socket, length: int) -> bytes:
-    parts, n = [], 0
-    while n < length:
-        part = peer.recv(min(length - n, 1 << 20))
-        if not part:
-            raise ConnectionResetError("it closed its connection")
-        parts.append(part)
-        n += len(part)
-    return b"".join(parts)
+    seal.check(mark, payload)
+    return payload
 
 
 def _text(error: Exception) -> str:

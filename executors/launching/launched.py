@@ -4,10 +4,13 @@ Rule: before any byte of the plan moves, every rank has seen that all have the s
 """
 
 import platform
+import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.attention.jobs import Attending
@@ -15,13 +18,17 @@ from shardroute.executors.attention.on_streams import TorchComputing, tensors_of
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
+from shardroute.executors.interpreting.piece_sums import PieceRows
 from shardroute.executors.interpreting.trials import run_trials
 from shardroute.executors.launching.boards import Board
+from shardroute.executors.launching.tokens import NONCE_BYTES, VARIABLE, is_same, proof, token_of
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.steps import describe_place
-from shardroute.executors.transports.seam import Deadline, Enqueuing, LateError, Trial, World
+from shardroute.executors.transports.following import follow_over
+from shardroute.executors.transports.seam import Deadline, Enqueuing, Gapped, LateError, Trial, World
 from shardroute.planner.plans import Plan
-from shardroute.topologies.errors import RunError
+from shardroute.topologies.errors import InputError, RunError
+from shardroute.topologies.units import format_bytes
 
 # Exchanges by which the clocks of two hosts are compared; the one that took least time counts.
 _CLOCK_ROUNDS = 8
@@ -29,41 +36,74 @@ _CLOCK_ROUNDS = 8
 
 def run_over(
     world: World, programs: Programs, messages: Messages, board: Board, digest: str, deadline: Deadline,
-    contents: Contents | None = None,
+    contents: Contents | None = None, pieces: PieceRows | None = None,
 ) -> None:  # fmt: skip
-    """Run the trials of a board over a world, in memory of the rank's own; a plan that computes needs contents.
+    """Run the trials of a board over a world, in memory of the rank's own; a plan that computes needs contents. With `pieces`
+    checksums follow them.
 
-    Raises RunError on every rank if plans differ.
+    Raises RunError on every rank if plans differ, and where there is no memory; InputError for checksums on a GPU.
     """
     agree_on(world, digest, deadline)
-    memory = np.empty(int(programs.arena_bytes[world.rank]), dtype=np.uint8)
-    transport = world.open(programs, messages, Arena.whole(memory), deadline)
+    memory = own_memory(int(programs.arena_bytes[world.rank]))
+    arena = Arena.whole(memory)
+    transport, followed = world.open(programs, messages, arena, deadline), None
+    if pieces is not None:
+        if isinstance(transport, Enqueuing):
+            raise InputError("checksums are taken in host memory, and this transport moves bytes on GPUs; leave --verify out")
+        followed = follow_over(world, transport, programs, pieces, arena, deadline)
     job = None if contents is None else Attending.alone(memory, programs, contents, world.rank)
     if contents is not None and isinstance(transport, Enqueuing):
         transport.compute_by(lambda device: TorchComputing(programs, contents, world.rank, tensors_of(device)))
-    run_trials(programs, board, memory, world.rank, transport, job)
+    run_trials(programs, board, memory, world.rank, followed or transport, job, followed)
+
+
+def own_memory(n_bytes: int) -> NDArray[np.uint8]:
+    """So many bytes of this rank's own. Raises RunError where the system has no room for them."""
+    try:
+        return np.empty(n_bytes, dtype=np.uint8)
+    except MemoryError:
+        raise RunError(f"there is no memory for {format_bytes(n_bytes)} of buffers and staging slots") from None
 
 
 def agree_on(world: World, digest: str, deadline: Deadline) -> None:
-    """Return when all ranks have the same digest. Raises RunError on every rank when they don't, naming who differs."""
-    digests = [given.decode() for given in world.exchange(digest.encode(), deadline)]
+    """Return when all ranks have the same digest, and have proved that they have SHARDROUTE_TOKEN, where any has one. Raises
+    RunError on every rank when they don't, naming who differs: so a stranger who came in through a library that knows no token
+    gets no byte and gives none.
+    """
+    token = token_of()
+    nonce = secrets.token_hex(NONCE_BYTES) if token else ""
+    there = world.present if isinstance(world, Gapped) else range(world.size)
+    every = world.exchange(f"{digest} {nonce}".encode(), deadline)
+    told = [every[rank].decode(errors="replace").partition(" ") for rank in there]
+    digests = [given for given, _, _ in told]
     if len(set(digests)) > 1:
         most = max(sorted(set(digests)), key=digests.count)
-        odd = [f"rank {rank} has {given[:12]}" for rank, given in enumerate(digests) if given != most]
+        odd = [f"rank {rank} has {given[:12]}" for rank, given in zip(there, digests, strict=True) if given != most]
         raise RunError(f"the ranks have different plans: most have {most[:12]}, {', '.join(odd)}; no byte was moved")
+    nonces = "".join(given for _, _, given in told).encode()
+    if not nonces:
+        return
+    proofs = [proof(token, b"world", nonces, digest.encode(), rank.to_bytes(4, "little")) for rank in range(world.size)]
+    given = world.exchange(proofs[world.rank], deadline)
+    strange = [rank for rank in there if not is_same(given[rank], proofs[rank])]
+    if strange or not token:
+        who = f"rank {', '.join(map(str, strange))}" if token else f"this rank, {world.rank},"
+        raise RunError(f"{who} couldn't prove to have the others' {VARIABLE}; set the same on all ranks; no byte was moved")
 
 
 def run_launched(
     world: World, plan: Plan, programs: Programs, messages: Messages, *, n_trials: int, deadline: Deadline,
-    contents: Contents | None = None,
+    contents: Contents | None = None, pieces: PieceRows | None = None, at_step: NDArray[np.int64] | None = None,
 ) -> Sequence[Trial]:
     """Run the plan as this rank of a world of its size; what all ranks saw and found, on rank 0, and nothing on the others.
+    `at_step` (int64[n_ranks]) is where somebody else may see which step this rank has come to.
 
     Raises RunError with the rank and its step.
     """
     board = Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, deadline.left_s)
+    board = board if at_step is None else replace(board, at_step=at_step)
     try:
-        run_over(world, programs, messages, board, plan.digest, deadline, contents)
+        run_over(world, programs, messages, board, plan.digest, deadline, contents, pieces)
         return _gather(world, programs, board, deadline)
     except LateError as error:
         peers = f", waiting for rank {', '.join(map(str, error.peers))}," if error.peers else ""
@@ -79,7 +119,8 @@ def _gather(world: World, programs: Programs, board: Board, deadline: Deadline) 
     ahead_s = _ahead_of_first(world, deadline)
     mine = programs.cells.rank == world.rank
     times = np.concatenate([board.start_s[:, mine], board.end_s[:, mine], board.began_s[:, [world.rank]]], axis=1) - ahead_s
-    found, worst = board.found[:, world.rank], board.worst[:, world.rank]
+    wrong_piece = board.wrong_piece[:, [world.rank]]
+    found, worst = np.concatenate([board.found[:, world.rank], wrong_piece], axis=1), board.worst[:, world.rank]
     parts = world.exchange(times.tobytes() + worst.tobytes() + found.tobytes(), deadline)
     if world.rank != 0:
         return []
@@ -95,8 +136,8 @@ def _gather(world: World, programs: Programs, board: Board, deadline: Deadline) 
         board.worst[:, rank] = np.frombuffer(part, np.float64, n_trials, offset=8 * n_times)
         findings[:, rank] = np.frombuffer(part, np.int64, offset=8 * (n_times + n_trials)).reshape(n_trials, n_fields)
     return [
-        Trial(float(began_s[k].min()), board.start_s[k], board.end_s[k], [Finding(*row) for row in findings[k].tolist()],
-              float(board.worst[k].max(initial=0.0)))
+        Trial(float(began_s[k].min()), board.start_s[k], board.end_s[k], [Finding(*row[:-1]) for row in findings[k].tolist()],
+              float(board.worst[k].max(initial=0.0)), findings[k, :, -1].tolist())
         for k in range(n_trials)
     ]
 

@@ -56,15 +56,15 @@ def find_place(
         raise InputError(f"rank {rank} of {size}: expected a rank from 0 to {size - 1}")
     rendezvous = rendezvous or _rendezvous(found, environment)
     _check_rendezvous(rendezvous)
-    return Place(rank, size, rendezvous, int(local) if local.isdecimal() else 0)
+    return Place(rank, size, rendezvous, int(local) if re.fullmatch(r"[0-9]{1,9}", local) else 0)
 
 
 def _number(environment: Mapping[str, str], name: str, flag: str) -> int:
     text = environment.get(name)
     if text is None:
         raise InputError(f"{flag} is missing: give both --rank and --world-size, or start ranks with torchrun, srun or mpirun")
-    if not text.isdecimal():
-        raise InputError(f"the environment says {name}={text!r}; expected a number, or {flag}")
+    if re.fullmatch(r"[0-9]{1,9}", text) is None:  # Python reads no number of thousands of digits
+        raise InputError(f"the environment says {name}={text[:40]!r}; expected a number, or {flag}")
     return int(text)
 
 
@@ -77,7 +77,7 @@ def _rendezvous(launcher: _Launcher | None, environment: Mapping[str, str]) -> s
     if launcher.name == "srun":
         nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "localhost"))
         job = environment.get("SLURM_JOB_ID", "0")
-        port = _FIRST_PORT + (int(job) if job.isdecimal() else 0) % _N_PORTS
+        port = _FIRST_PORT + (int(job) if re.fullmatch(r"[0-9]{1,18}", job) else 0) % _N_PORTS
         return f"tcp://{first_host(nodes)}:{port}"
     return file_of_host() if _on_one_host(environment) else ""
 
@@ -95,7 +95,7 @@ def _check_rendezvous(where: str) -> None:
 def host_and_port(where: str) -> tuple[str, int]:
     """What tcp://HOST:PORT names. Raises InputError for anything else."""
     host, _, port = where.removeprefix("tcp://").rpartition(":")
-    if not where.startswith("tcp://") or not host or not port.isdecimal() or int(port) > _MOST_PORT:
+    if not where.startswith("tcp://") or not host or re.fullmatch(r"[0-9]{1,5}", port) is None or int(port) > _MOST_PORT:
         raise InputError(f"rendezvous {where!r}: expected tcp://HOST:PORT or file:///PATH")
     return host.strip("[]"), int(port)
 

@@ -6,6 +6,7 @@ Rule: the plan and what the ranks found go through files in a folder that only t
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,19 +23,22 @@ import numpy as np
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.attention.jobs import load_arithmetic
 from shardroute.executors.interpreting.patterns import Finding
+from shardroute.executors.interpreting.piece_sums import piece_rows
 from shardroute.executors.launching.launched import run_launched
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.processes import ONE_THREAD, uninterrupted
 from shardroute.executors.messages.separate import compile_separate
-from shardroute.executors.transports.mpi import connect
+from shardroute.executors.steps import describe_place
+from shardroute.executors.transports.mpi import connect, shared_segments
 from shardroute.executors.transports.seam import Deadline, LateError, Progress, Trial
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.plans import Plan
-from shardroute.topologies.errors import InputError, RunError
+from shardroute.topologies.errors import InputError, RunError, ShardrouteError
 
 _POLL_S: Final = 0.05
 # Ranks report a passed deadline themselves; after this much more, for starting and ending too, the caller does it for them.
 _GRACE_S: Final = 10.0
+_PID, _AT_STEP = 0, 1  # rows of what ranks let the caller see
 _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
     "from shardroute.executors.launching.mpiexec import rank_main; sys.exit(rank_main(sys.argv[1]))"  # fmt: skip
 
@@ -42,7 +46,9 @@ _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
 class MpiexecSession:
     """A Session of processes that mpiexec starts. Raises InputError when there is no mpiexec."""
 
-    def __init__(self, plan: Plan, *, timeout_s: float, n_trials: int, contents: Contents | None = None) -> None:
+    def __init__(
+        self, plan: Plan, *, timeout_s: float, n_trials: int, contents: Contents | None = None, verify: bool = False
+    ) -> None:
         launcher = find_mpiexec()
         self._timeout_s, self._n_trials = timeout_s, n_trials
         self._deadline = Deadline.after(timeout_s + _GRACE_S)
@@ -50,11 +56,14 @@ class MpiexecSession:
         save_plan(plan, self._folder / "run.plan")
         if contents is not None:
             np.savez(self._folder / "contents.npz", allow_pickle=False, **contents.columns())
-        (self._folder / "request").write_text(f"{n_trials} {timeout_s!r}")
+        self._plan = plan
+        self._seen = np.memmap(self._folder / "seen", np.int64, "w+", shape=(2, plan.problem.n_ranks))
+        self._seen[_AT_STEP] = -1
+        (self._folder / "request").write_text(f"{n_trials} {timeout_s!r} {int(verify)}")
         with open(self._folder / "errors", "wb") as errors:
             self._process = subprocess.Popen(
                 [launcher, "-n", str(plan.problem.n_ranks), sys.executable, "-c", _BOOT, str(self._folder), json.dumps(sys.path)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True,
                 env=os.environ | ONE_THREAD,
             )  # fmt: skip
 
@@ -71,12 +80,13 @@ class MpiexecSession:
         if progress is not None:
             progress(1.0)
         with np.load(self._folder / "trials.npz", allow_pickle=False) as found:
-            names = ("began_s", "start_s", "end_s", "findings", "worst")
-            began_s, start_s, end_s, findings, worst = (found[name] for name in names)
+            names = ("began_s", "start_s", "end_s", "findings", "worst", "wrong_pieces")
+            began_s, start_s, end_s, findings, worst, wrong_pieces = (found[name] for name in names)
         return [
-            Trial(float(began_s[k]), start_s[k], end_s[k], [Finding(*row) for row in findings[k].tolist()], float(worst[k]))
+            Trial(float(began_s[k]), start_s[k], end_s[k], [Finding(*row) for row in findings[k].tolist()], float(worst[k]),
+                  wrong_pieces[k].tolist())
             for k in range(self._n_trials)
-        ]
+        ]  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -90,13 +100,27 @@ class MpiexecSession:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
+            for path in self._folder.glob("segments-*"):  # whose ranks have ended, maybe before MPI could
+                for segment in path.read_text().split():
+                    with contextlib.suppress(OSError):
+                        os.unlink(segment)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _failure(self) -> str:
         words = sorted(path.read_text() for path in self._folder.glob("words-*"))
         if words:
             return "; ".join(words)
-        said = (self._folder / "errors").read_text(errors="replace").strip().splitlines()
+        text = (self._folder / "errors").read_text(errors="replace")
+        died = re.search(r"PID (\d+) RUNNING AT.*?EXIT CODE: (\d+)", text, re.DOTALL)  # as MPICH's mpiexec has it
+        ranks = np.flatnonzero(self._seen[_PID] == int(died[1])).tolist() if died is not None else []
+        if died is not None and ranks:
+            # Which may be one that mpiexec itself has ended for another's death: it doesn't tell them apart.
+            where = [f"rank {k} {describe_place(self._plan, step)}" for k, step in enumerate(self._seen[_AT_STEP].tolist())]
+            return (
+                f"a rank died (exit code or signal {died[2]}), and mpiexec ended all others with it; it names rank {ranks[0]}. "
+                f"Where each rank was: {'; '.join(where)}"
+            )
+        said = text.strip().splitlines()
         return f"mpiexec ended with exit code {self._process.returncode}: {' '.join(said[-3:]) or 'it said nothing'}"
 
 
@@ -115,16 +139,22 @@ def rank_main(folder: str) -> int:
     assert place is not None
     world = None
     try:
-        n_trials, timeout_s = (Path(folder) / "request").read_text().split()
+        n_trials, timeout_s, verify = (Path(folder) / "request").read_text().split()
         deadline = Deadline.after(float(timeout_s))
         plan = load_plan(Path(folder) / "run.plan")
         world = connect(place, deadline)
+        (Path(folder) / f"segments-{place.rank:06}").write_text("\n".join(shared_segments()))
         found, contents = compile_separate(plan), _contents(Path(folder))
+        seen = np.memmap(Path(folder) / "seen", np.int64, "r+", shape=(2, place.size))
+        seen[_PID, place.rank] = os.getpid()
         trials = run_launched(
-            world, found.plan, found.programs, found.messages, n_trials=int(n_trials), deadline=deadline, contents=contents
-        )
-    except (RunError, LateError) as error:
-        (Path(folder) / f"words-{place.rank:06}").write_text(str(error))
+            world, found.plan, found.programs, found.messages, n_trials=int(n_trials), deadline=deadline, contents=contents,
+            pieces=piece_rows(found.plan) if int(verify) else None, at_step=seen[_AT_STEP],
+        )  # fmt: skip
+    except Exception as error:  # whatever it is, the caller says it, and no other rank waits for this one
+        known = isinstance(error, (ShardrouteError, LateError))
+        words = str(error) if known else f"rank {place.rank}: {type(error).__name__}: {error}"
+        (Path(folder) / f"words-{place.rank:06}").write_text(words)
         if world is not None:
             world.abandon()
         return 1
@@ -132,7 +162,7 @@ def rank_main(folder: str) -> int:
     if trials:
         np.savez(
             Path(folder) / "trials.npz", began_s=[t.began_s for t in trials], start_s=[t.start_s for t in trials],
-            end_s=[t.end_s for t in trials], worst=[t.worst for t in trials],
+            end_s=[t.end_s for t in trials], worst=[t.worst for t in trials], wrong_pieces=[t.wrong_pieces for t in trials],
             findings=[[[getattr(f, name) for name in Finding.__slots__] for f in t.findings] for t in trials],
         )  # fmt: skip
     return 0

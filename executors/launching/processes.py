@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.interpreting.interpret import Programs, to_columns
 from shardroute.executors.interpreting.patterns import Finding
+from shardroute.executors.interpreting.piece_sums import PieceRows
 from shardroute.executors.launching.boards import RUNNING, Board
-from shardroute.executors.launching.ranks import LATE, PROCESSES, files_needed
+from shardroute.executors.launching.ranks import LATE, PROCESSES, files_needed, pieces_columns
 from shardroute.executors.launching.shared_files import create_shared_file, file_bytes
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.steps import describe_place
@@ -65,11 +66,11 @@ class ProcessSession:
     def __init__(
         self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int = 1, transport: str = PROCESSES,
         messages: Messages | None = None, contents: Contents | None = None,
-        wiring: Mapping[str, NDArray[np.generic]] | None = None, inherited: Sequence[int] = (),
+        wiring: Mapping[str, NDArray[np.generic]] | None = None, inherited: Sequence[int] = (), pieces: PieceRows | None = None,
     ) -> None:  # fmt: skip
         """`digest` is of the plan that the programs were compiled from; ranks refuse to run any other than `plan`. Transports
         other than `processes` need the messages of the programs; a plan that computes needs contents. `wiring` are further
-        columns for the ranks, `inherited` further descriptors.
+        columns for the ranks, `inherited` further descriptors. With `pieces` checksums follow them.
         """
         _check_files(programs.n_drivers)
         n_cells = len(programs.cells.rank)
@@ -81,6 +82,8 @@ class ProcessSession:
         if contents is not None:
             columns |= contents.columns()
         columns |= wiring or {}
+        if pieces is not None:
+            columns |= pieces_columns(pieces)
         _check_memory(file_bytes(columns, programs.arena_bytes), plan)
         self._plan, self._programs, self._n_trials, self._transport = plan, programs, n_trials, transport
         no_arenas = np.zeros_like(programs.arena_bytes)
@@ -126,7 +129,8 @@ class ProcessSession:
         n_ranks = self._programs.n_ranks
         return [
             Trial(float(board.began_s[k].min(initial=np.inf)), board.start_s[k].copy(), board.end_s[k].copy(),
-                  [Finding(*row) for row in board.found[k, :n_ranks].tolist()], float(board.worst[k].max(initial=0.0)))
+                  [Finding(*row) for row in board.found[k, :n_ranks].tolist()], float(board.worst[k].max(initial=0.0)),
+                  board.wrong_piece[k, :n_ranks].tolist())
             for k in range(self._n_trials)
         ]  # fmt: skip
 

@@ -17,15 +17,22 @@ import select
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.attention.jobs import Attending, load_arithmetic
-from shardroute.executors.interpreting.interpret import Programs, from_columns
+from shardroute.executors.interpreting.arenas import Arena
+from shardroute.executors.interpreting.interpret import Programs, from_columns, to_columns
+from shardroute.executors.interpreting.piece_sums import PieceRows, PieceSums
 from shardroute.executors.interpreting.trials import run_trials
 from shardroute.executors.launching.boards import Board
 from shardroute.executors.launching.launched import run_over
 from shardroute.executors.launching.shared_files import SharedFile, attach_shared_file
 from shardroute.executors.messages.messages import Messages
+from shardroute.executors.transports.following import FollowedTransport
 from shardroute.executors.transports.libraries import Library, load_library
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.executors.transports.shared_memory import LIFELINE, CallerGoneError, SharedMemoryTransport
@@ -37,6 +44,7 @@ EMULATED = "emulated"  # that of ranks joined by links of given rates, see shard
 LATE = 3  # exit code of a rank that gave up at the deadline
 _CALLER = 1  # standard output, see above
 _PIPE_BYTES = 4096  # read at a time; a pipe gives what it has
+_PIECES, _SENT, _KEPT = "pieces.", "pieces.sent", "pieces.kept"  # columns of the shared file
 _OTHER_FILES = 64  # descriptors that a process needs besides the ranks' pipes; generous
 
 
@@ -47,7 +55,8 @@ def _run_rank(shared: SharedFile, digest: str, driver: int, inbox: int, outboxes
     transport = SharedMemoryTransport(shared, programs, driver, inbox, outboxes)
     rank, contents = driver % programs.n_ranks, Contents.of(shared.columns)
     job = None if contents is None else Attending(shared.memory, shared.arena_at, programs, contents, rank)
-    run_trials(programs, Board.of(shared), shared.arena(rank), driver, transport, job)
+    followed = _followed(shared, programs, transport, rank)
+    run_trials(programs, Board.of(shared), shared.arena(rank), driver, followed or transport, job, followed)
 
 
 def _run_rank_over(library: Library, shared: SharedFile, digest: str, rank: int, rendezvous: str) -> None:
@@ -57,8 +66,28 @@ def _run_rank_over(library: Library, shared: SharedFile, digest: str, rank: int,
     programs, messages, board = from_columns(Programs, columns), from_columns(Messages, columns, "messages."), Board.of(shared)
     deadline = Deadline(*board.deadline_s.tolist())
     world = library.connect(Place(rank, programs.n_ranks, rendezvous), deadline)
-    run_over(world, programs, messages, board, digest, deadline, Contents.of(columns))
+    run_over(world, programs, messages, board, digest, deadline, Contents.of(columns), _pieces_of(shared))
     world.close()
+
+
+def pieces_columns(pieces: PieceRows) -> dict[str, NDArray[np.generic]]:
+    """What ranks need in their shared file to follow pieces by checksums."""
+    sums = {name: np.zeros(len(pieces.step), dtype=np.uint64) for name in (_SENT, _KEPT)}
+    return to_columns(pieces, _PIECES) | sums
+
+
+def _pieces_of(shared: SharedFile) -> PieceRows | None:
+    return from_columns(PieceRows, dict(shared.columns), _PIECES) if _SENT in shared.columns else None
+
+
+def _followed(shared: SharedFile, programs: Programs, transport: SharedMemoryTransport, rank: int) -> FollowedTransport | None:
+    """The transport with checksums, which lie in the shared file and so need no sending: a trial's last barrier has passed."""
+    rows = _pieces_of(shared)
+    if rows is None:
+        return None
+    sent, kept = (cast(NDArray[np.uint64], shared.columns[name]) for name in (_SENT, _KEPT))
+    sums = PieceSums(rows, programs.forms, Arena.whole(shared.arena(rank)), rank, sent, kept)
+    return FollowedTransport(transport, programs, rows, sums, rank, lambda: None)
 
 
 def _check_digest(shared: SharedFile, digest: str) -> None:

@@ -108,7 +108,9 @@ def _move(tensor: Tensor, source: Sharding, target: Sharding, src: object, dst: 
     if key not in _kept:
         if len(_kept) >= _MOST_KEPT:
             _kept.popitem(last=False)
-        _kept[key] = Resharder(inventory_of([(tensor, source)]), inventory_of([(tensor, target)]), transport=world)
+        # In place, as those libraries do: of the many that are kept, none has memory of its own for weights to arrive in.
+        src_side, dst_side = (inventory_of([(tensor, side)]) for side in (source, target))
+        _kept[key] = Resharder(src_side, dst_side, transport=world, spare_bytes=0)
     _kept.move_to_end(key)
     parts_in, parts_out = ({} if part is None else {_NAME: part} for part in (src, dst))
     _kept[key].run(parts_in, parts_out).wait()

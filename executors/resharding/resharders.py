@@ -5,28 +5,32 @@
     ...                                                         the next batch, say
     transfer.wait()
 
-Rule: nothing is allocated after the constructor: the plan's staging slots and a window to pack in are taken there, and all else
-is the caller's memory.
+Rule: the destination tensors change once all of them have arrived, on all ranks, and else stay what they are. What that takes is
+taken in the constructor: the plan's staging slots, a window to pack in, and spare memory for what arrives.
 """
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.interpreting.arenas import Arena, Lent
-from shardroute.executors.interpreting.drive import drive
-from shardroute.executors.interpreting.interpret import compile_plan
-from shardroute.executors.interpreting.memories import Part
-from shardroute.executors.launching.launched import agree_on
-from shardroute.executors.messages.messages import lay_messages
+from shardroute.executors.interpreting.memories import ALIGNMENT
+from shardroute.executors.launching.launched import agree_on, own_memory
+from shardroute.executors.resharding.buckets import Bucket
+from shardroute.executors.resharding.changes import plan_after, present_after
+from shardroute.executors.resharding.inventory_parts import cut_into_buckets
+from shardroute.executors.resharding.numbered import NumberedWorld
 from shardroute.executors.resharding.sides import Side, agree_on_sides
-from shardroute.executors.resharding.tensors import HasLocalTensor, check_on_device, device_pointer, finish_writes, local_bytes
+from shardroute.executors.resharding.transfers import RUNNING, Transfer, added
+from shardroute.executors.resharding.versions import Versions
+from shardroute.executors.resharding.votes import agree_on_end, agree_on_ready, agree_on_version
 from shardroute.executors.resharding.worlds import open_world
 from shardroute.executors.steps import describe_place
-from shardroute.executors.transports.seam import Deadline, Enqueuing, LateError, World
+from shardroute.executors.transports.seam import Deadline, Enqueuing, GivingUp, LateError, OnDevice, World
 from shardroute.planner.check import check
 from shardroute.planner.exchange import problem_between
 from shardroute.planner.plans import Plan
@@ -35,27 +39,10 @@ from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies.errors import InputError, RunError
 from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import Topology, build_topology
+from shardroute.topologies.units import format_bytes
 
 # Of a transfer, where the caller sets none: a refit takes seconds, and a hung one should end while someone is watching.
 DEFAULT_TIMEOUT_S: Final = 300.0
-
-
-class Transfer:
-    """One run of a resharder; its tensors belong to it until `wait` has returned."""
-
-    def __init__(self, thread: threading.Thread, failure: list[BaseException]) -> None:
-        self._thread, self._failure = thread, failure
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Return when all that this rank sends and receives has been moved. Raises RunError with rank, step and peer."""
-        self._thread.join()
-        if self._failure:
-            raise self._failure[0]
 
 
 class Resharder:
@@ -68,8 +55,14 @@ class Resharder:
     `transport` is a library's name, or a World. "gloo" makes a group of its own among all ranks of torch.distributed, if that is
     initialised, and else joins the ranks that a launcher started; `group` uses one that is there.
 
+    New weights arrive in spare memory on each rank, and take the old ones' place when all ranks have all of theirs. `spare_bytes`
+    is the most that this may take on a rank: None for as much as all of its destination tensors; less, and the tensors change
+    bucket by bucket, in as few as fit; 0, and they are written in place, so that a transfer that fails leaves parts of both.
+    `version` counts what the destination tensors hold, see `reading`. With `verify` checksums follow every piece.
+
     Every rank plans for itself, and all compare digests before anything is allocated: strategies that depend on time (`optimal`)
-    need a plan made before, see `of_plan`. Raises InputError and InfeasibleError as planning does, RunError when ranks differ.
+    need a plan made before, see `of_plan`. Raises InputError and InfeasibleError as planning does, RunError when ranks differ, or
+    when one of them can't get ready.
     """
 
     def __init__(
@@ -83,52 +76,130 @@ class Resharder:
         strategy: str = "greedy",
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        spare_bytes: int | None = None,
+        verify: bool = False,
+        version: int | None = 0,
     ) -> None:
         deadline = Deadline.after(timeout_s)
-        world = open_world(transport, group, deadline)
-        source, target = agree_on_sides(world, src, dst, deadline)
-        problem = problem_between(source, target)
-        machine = build_topology(load_machine("cpu-processes"), min_gpus=problem.n_ranks) if topology is None else topology
-        self._prepare(make_plan(problem, machine, strategy, options=options), world, timeout_s, deadline)
+        self._parts_s: dict[str, float] = {}
+        with self._timed("meet"):
+            world = open_world(transport, group, deadline)
+        with _left_on_failure(world, transport):
+            with self._timed("describe"):
+                source, target = agree_on_sides(world, src, dst, deadline)
+            plans = []
+            with self._timed("plan"):
+                for part in cut_into_buckets(target, spare_bytes or None):
+                    problem = problem_between(source, part)
+                    machine = topology or build_topology(load_machine("cpu-processes"), min_gpus=problem.n_ranks)
+                    plans.append(make_plan(problem, machine, strategy, options=options))
+            self._prepare(plans, world, timeout_s, deadline, spare_bytes, version, verify=verify)
 
     @classmethod
     def of_plan(
-        cls, plan: Plan, transport: str | World = "gloo", *, group: object = None, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> "Resharder":
-        """A resharder that runs a plan made before, the same on every rank; it is proved first, else PlanError is raised."""
+        cls, plan: Plan, transport: str | World = "gloo", *, group: object = None, timeout_s: float = DEFAULT_TIMEOUT_S,
+        spare_bytes: int | None = None, verify: bool = False, version: int | None = 0,
+    ) -> "Resharder":  # fmt: skip
+        """A resharder that runs a plan made before, the same on every rank; it is proved first, else PlanError is raised.
+
+        A plan can't be cut into buckets: `spare_bytes` is None, 0, or at least what the fullest rank needs.
+        """
         check(plan)
         deadline = Deadline.after(timeout_s)
         made = cls.__new__(cls)
-        made._prepare(plan, open_world(transport, group, deadline), timeout_s, deadline)
+        made._parts_s = {}
+        with made._timed("meet"):
+            world = open_world(transport, group, deadline)
+        with _left_on_failure(world, transport):
+            made._prepare([plan], world, timeout_s, deadline, spare_bytes, version, verify=verify)
         return made
 
-    def _prepare(self, plan: Plan, world: World, timeout_s: float, deadline: Deadline) -> None:
-        agree_on(world, plan.digest, deadline)
-        if plan.problem.n_ranks > world.size:
-            raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and the transport has {world.size}")
-        if plan.attention is not None:
-            raise InputError("a resharder moves tensors, and this plan computes attention; run it with `shardroute run`")
-        programs, buffers = compile_plan(plan)
-        rank = world.rank
-        rows = np.flatnonzero((buffers.rank == rank) & (buffers.n_bytes > 0))
-        self.plan = plan
-        self._world, self._timeout_s, self._programs = world, timeout_s, programs
-        self._starts: list[int] = buffers.offset[rows].tolist()
-        self._sizes: list[int] = buffers.n_bytes[rows].tolist()
-        self._parts: list[int] = buffers.part[rows].tolist()
-        ids: list[int] = buffers.id[rows].tolist()
-        self._names = ["" if part == Part.SLOT else buffers.names[i] for i, part in zip(ids, self._parts, strict=True)]
-        slots = {k: np.empty(n, np.uint8) for k, n in enumerate(self._sizes) if self._parts[k] == Part.SLOT}
-        self._slots = slots
-        self._arena = Arena(self._starts, [slots.get(k, _NOTHING) for k in range(len(rows))])
-        self._idle = rank >= plan.problem.n_ranks
-        self._messages = lay_messages(plan, programs, buffers)
-        self._transport = world.open(programs, self._messages, self._arena, deadline) if not self._idle else None
-        if plan.problem.summed and isinstance(self._transport, Enqueuing):  # whose library adds up, after messages too
-            raise InputError("a resharder over GPUs moves tensors, and this plan adds up; run it with `shardroute run`")
-        self._times = np.zeros((2, len(programs.cells.rank)))
-        self._n_runs = 0
-        self._broken = False
+    @classmethod
+    def of_change(
+        cls, plan: Plan, *, gone: Sequence[int] = (), new: Mapping[int, int] | None = None,
+        nics: Mapping[int, float] | None = None, ranks: Sequence[int] | None = None, transport: str | World = "gloo",
+        group: object = None, options: Options | None = None, timeout_s: float = DEFAULT_TIMEOUT_S,
+        spare_bytes: int | None = None, verify: bool = False, version: int | None = 0,
+    ) -> "Resharder":  # fmt: skip
+        """A resharder for a plan whose ranks have changed: some are gone, others new (each with one that needs the same), or NICs
+        are slower. Ranks keep their numbers in the plan: the rank of number i in the group is `ranks[i]`, by default all that are
+        left and came, ascending.
+
+        What a rank that is gone held is taken from another holder; `plan_after` says what is raised.
+        """
+        deadline = Deadline.after(timeout_s)
+        made = cls.__new__(cls)
+        made._parts_s = {}
+        with made._timed("plan"):
+            changed = plan_after(plan, gone=gone, new=new, nics=nics, options=options).plan
+        with made._timed("meet"):
+            world = open_world(transport, group, deadline)
+        with _left_on_failure(world, transport):
+            there = present_after(plan, gone, new) if ranks is None else list(ranks)
+            numbered = NumberedWorld(world, there, plan.problem.n_ranks)
+            made._prepare([changed], numbered, timeout_s, deadline, spare_bytes, version, verify=verify)
+        return made
+
+    def _prepare(
+        self, plans: list[Plan], world: World, timeout_s: float, deadline: Deadline, spare_bytes: int | None, version: int | None,
+        *, verify: bool,
+    ) -> None:  # fmt: skip
+        self.plans = tuple(plans)
+        self._digest = "+".join([plan.digest for plan in plans])
+        with self._timed("agree"):
+            agree_on(world, self._digest, deadline)
+        for plan in plans:
+            if plan.problem.n_ranks > world.size:
+                raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and the transport has {world.size}")
+            if plan.attention is not None:
+                raise InputError("a resharder moves tensors, and this plan computes attention; run it with `shardroute run`")
+        self._world, self._timeout_s, self._broken = world, timeout_s, False
+        self._in_place = spare_bytes == 0
+        self._spare: NDArray[np.uint8] | None = None
+        self._spare_pointer: int | None = None
+        self._versions, self._torn = Versions(version), False
+        failure: Exception | None = None
+        with self._timed("get ready"):
+            try:
+                self._buckets = [Bucket(plan, world, deadline, verify=verify) for plan in plans]
+                self._take_spare(spare_bytes)
+            except Exception as error:  # whatever it is, the others must not wait for this rank
+                failure = error
+            settings = f"verify={verify}" + (", in place" if self._in_place else "")
+            words = "" if failure is None else str(failure) or type(failure).__name__
+            try:
+                agree_on_ready(world, settings, words, deadline)
+            finally:
+                if failure is not None:
+                    raise failure
+
+    def _take_spare(self, spare_bytes: int | None) -> None:
+        """Memory in which weights arrive; on a GPU it is taken at the first transfer, which tells that they lie there."""
+        need = max((bucket.spare_bytes for bucket in self._buckets), default=0)
+        if not self._in_place and spare_bytes is not None and need > spare_bytes:
+            raise InputError(
+                f"spare_bytes={spare_bytes}: this rank's destination takes {need} ({format_bytes(need)}), and a plan made before "
+                "can't be cut; give more, or 0 to write in place"
+            )
+        self._spare_bytes = 0 if self._in_place else need
+        if self._buckets and not isinstance(self._buckets[0].transport, Enqueuing):
+            self._spare = own_memory(self._spare_bytes)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        self._parts_s[part] = time.monotonic() - began_s
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; of several buckets the first one's, and `plans` has all."""
+        return self.plans[0]
+
+    @property
+    def parts_s(self) -> Mapping[str, float]:
+        """Seconds that making this took: "meet", "describe", "plan", "agree", "get ready" (compile, allocate, connect)."""
+        return dict(self._parts_s)
 
     @property
     def rank(self) -> int:
@@ -137,13 +208,33 @@ class Resharder:
 
     @property
     def staging_bytes(self) -> int:
-        """Memory of this rank's staging slots, as the plan declares it."""
-        return sum(len(slot) for slot in self._slots.values())
+        """Memory of this rank's staging slots, as the plans declare it."""
+        return sum(bucket.staging_bytes for bucket in self._buckets)
 
     @property
     def window_bytes(self) -> int:
         """Memory of this rank to pack what it sends and receives in pieces that lie apart."""
-        return 0 if self._idle else int(self._messages.window_bytes[self._world.rank].sum())
+        return max((bucket.window_bytes for bucket in self._buckets), default=0)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory of this rank in which new weights arrive beside the old ones."""
+        return self._spare_bytes
+
+    @property
+    def version(self) -> int | None:
+        """What the destination tensors hold: the version of the last transfer that ended well; None for parts of two."""
+        return self._versions.current
+
+    def reading(self) -> AbstractContextManager[int]:
+        """A block in which the destination tensors hold one version, which it gives, from begin to end:
+
+            with resharder.reading() as version: ...
+
+        A transfer that is complete waits for it, and a block that begins while weights change waits for that. Raises RunError
+        where the tensors hold parts of two versions.
+        """
+        return self._versions.reading()
 
     def run(
         self,
@@ -151,144 +242,121 @@ class Resharder:
         tensors_out: Mapping[str, object] | None,
         *,
         timeout_s: float | None = None,
+        version: int | None = None,
     ) -> Transfer:
         """Begin to move: from this rank's parts of the source tensors into its parts of the destination tensors, by name.
 
-        All ranks call it. Tensors that this rank holds no part of may be missing. Raises InputError for a part that is missing,
-        of another size, not contiguous, or in memory that both sides share; RunError while an earlier transfer of this group
-        goes on, and after one that failed.
+        All ranks call it, for the same `version`: by default one more than the last. Tensors that this rank holds no part of may
+        be missing. Raises InputError for a part that is missing, of another size, not contiguous, or in memory that both sides
+        share; RunError while an earlier transfer of this group goes on, and after one that failed.
         """
         if self._broken:
             raise RunError("an earlier transfer failed, so the ranks no longer agree where they are; make a new resharder")
-        given = tensors_in or {}, tensors_out or {}
-        lent = self._borrow(*given)
-        buffers = self._bind(*given) if lent is None else None
-        if not _RUNNING.begin(self._world, self.plan.digest):
-            raise RunError(f"a transfer of plan {_RUNNING.of(self._world)[:12]} goes on over these ranks; wait for it first")
-        if buffers is not None:
-            self._arena.bind(buffers)
-        if isinstance(self._transport, Enqueuing):
-            self._transport.adopt(lent)
-            finish_writes([each.owner for each in lent or ()])
+        for bucket in self._buckets:
+            bucket.bind(tensors_in or {}, tensors_out or {})
+        if not RUNNING.begin(self._world, self._digest):
+            raise RunError(f"a transfer of plan {RUNNING.of(self._world)[:12]} goes on over these ranks; wait for it first")
         failure: list[BaseException] = []
+        parts_s: dict[str, float] = {}
         deadline = Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
-        thread = threading.Thread(target=self._move, args=(deadline, failure), name="shardroute", daemon=True)
+        wanted = (self.version or 0) + 1 if version is None else version
+        thread = threading.Thread(target=self._run, args=(deadline, wanted, failure, parts_s), name="shardroute", daemon=True)
         thread.start()
-        return Transfer(thread, failure)
+        return Transfer(thread, failure, parts_s)
 
     def use_graphs(self) -> None:
         """From the second run on replay a CUDA graph, captured anew when tensors have moved. All ranks call it.
 
         Raises InputError with the reason where the transport's runs can't be captured.
         """
-        transport = self._transport
-        if transport is None:
-            return
-        reason = "its runs aren't put on streams of a GPU"
-        if isinstance(transport, Enqueuing):
-            reason = transport.why_not_capturable(first=True) or ""
-            transport.use_graphs = not reason
-        if reason:
-            raise InputError(f"this transport can't replay a CUDA graph: {reason}")
+        for bucket in self._buckets:
+            transport = bucket.transport
+            if transport is None:
+                continue
+            reason = "its runs aren't put on streams of a GPU"
+            if isinstance(transport, Enqueuing):
+                reason = transport.why_not_capturable(first=True) or ""
+                transport.use_graphs = not reason
+            if reason:
+                raise InputError(f"this transport can't replay a CUDA graph: {reason}")
 
     def close(self) -> None:
-        """Leave the group that the constructor made, if it did. All ranks call it."""
+        """Leave the group that the constructor made, if it did, and give spare memory back. All ranks call it."""
+        transport = self._buckets[0].transport if self._buckets else None
+        if self._spare_pointer is not None and isinstance(transport, OnDevice):
+            transport.device.free(self._spare_pointer)
+            self._spare_pointer = None
+        self._spare = None
         self._world.close()
 
-    def _borrow(self, tensors_in: Mapping[str, object], tensors_out: Mapping[str, object]) -> list[Lent] | None:
-        """The buffers of tensors on a GPU, for a transport that works there; None where tensors lie on the CPU."""
-        if not isinstance(self._transport, Enqueuing):
-            return None
-        found: list[Lent] = []
-        n_host = 0
-        for start, n_bytes, name, part in zip(self._starts, self._sizes, self._names, self._parts, strict=True):
-            tensor = (tensors_in if part == Part.SOURCE else tensors_out).get(name)
-            if part == Part.SLOT or tensor is None:
-                continue
-            pointer = device_pointer(tensor)
-            if pointer is None:
-                n_host += 1
-                continue
-            check_on_device(name, tensor, n_bytes)
-            owner = tensor._local_tensor if isinstance(tensor, HasLocalTensor) else tensor
-            found.append(Lent(start, n_bytes, pointer, owner, part == Part.TARGET))
-        if found and n_host:
-            raise InputError(
-                f"rank {self._world.rank}: {n_host} tensors lie on the CPU and {len(found)} on a GPU; give all in one place"
-            )
-        n_needed = sum(part != Part.SLOT for part in self._parts)
-        if found and len(found) < n_needed:
-            raise InputError(f"rank {self._world.rank} holds parts of {n_needed} tensors, of which {len(found)} were given")
-        sources = [(each.pointer, each.pointer + each.n_bytes) for each in found if not each.is_target]
-        for each in found:
-            if each.is_target and any(a < each.pointer + each.n_bytes and each.pointer < b for a, b in sources):
-                raise InputError("a destination tensor lies in memory of a source tensor; give it its own")
-        return found or None
-
-    def _bind(self, tensors_in: Mapping[str, object], tensors_out: Mapping[str, object]) -> list[NDArray[np.uint8]]:
-        found: list[NDArray[np.uint8]] = []
-        for k, (name, part, n_bytes) in enumerate(zip(self._names, self._parts, self._sizes, strict=True)):
-            if part == Part.SLOT:
-                found.append(self._slots[k])
-                continue
-            given, side = (tensors_in, "source") if part == Part.SOURCE else (tensors_out, "destination")
-            if name not in given:
-                raise InputError(f"rank {self._world.rank} holds a part of {side} tensor {name}, which was not given")
-            found.append(local_bytes(name, given[name], n_bytes))
-        sources = [memory for memory, part in zip(found, self._parts, strict=True) if part == Part.SOURCE]
-        for memory, part, name in zip(found, self._parts, self._names, strict=True):
-            if part == Part.TARGET and any(np.may_share_memory(memory, source) for source in sources):
-                raise InputError(f"tensor {name}: the destination lies in memory of a source tensor; give it its own")
-        return found
-
-    def _move(self, deadline: Deadline, failure: list[BaseException]) -> None:
+    def _run(self, deadline: Deadline, version: int, failure: list[BaseException], parts_s: dict[str, float]) -> None:
+        """A transfer, in its thread. After a failure the tensors hold what they held, or parts of two versions if `_torn`."""
         at_step = np.full(1, -1, dtype=np.int64)
-        rank = self._world.rank
+        before, rank = self.version, self._world.rank
+        bucket = self._buckets[0]
+        claimed, self._torn = False, before is None
         try:
-            if self._transport is None:
-                return
-            self._transport.deadline = deadline
-            self._transport.begin(self._n_runs)
-            drive(self._programs, rank, self._transport, self._times[0], self._times[1], at_step)
-            self._n_runs += 1
+            if not self._in_place:
+                with added(parts_s, "agree"):
+                    agree_on_version(self._world, self._digest, version, deadline)
+            for bucket in self._buckets:
+                at_step[0] = -1
+                if self._in_place and not claimed:
+                    self._versions.claim(deadline)
+                    claimed = self._torn = True
+                spare = self._spare_of(bucket)
+                with added(parts_s, "move"):
+                    bucket.move(spare, deadline, at_step)
+                at_step[0] = len(bucket.plan.steps)
+                if not claimed:  # before this rank says that it is ready: then nothing may hold up the change
+                    self._versions.claim(deadline)
+                    claimed = True
+                if not self._in_place or bucket.rows is not None:
+                    with added(parts_s, "vote"):
+                        agree_on_end(self._world, bucket.plan, bucket.rows, bucket.sums, deadline)
+                if spare is not None:
+                    with added(parts_s, "take over"):
+                        self._torn = True
+                        bucket.take_over(spare, deadline)
+            self._torn = False
         except LateError as error:
             peers = f", waiting for rank {', '.join(map(str, error.peers))}," if error.peers else ""
             late = f"when the {deadline.allowed_s:g} s that it may take were over"
-            failure.append(RunError(f"rank {rank} {describe_place(self.plan, int(at_step[0]))}{peers} {late}"))
+            failure.append(RunError(f"rank {rank} {describe_place(bucket.plan, int(at_step[0]))}{peers} {late}"))
         except RunError as error:
-            failure.append(RunError(f"rank {rank} {describe_place(self.plan, int(at_step[0]))}: {error}"))
+            failure.append(RunError(f"rank {rank} {describe_place(bucket.plan, int(at_step[0]))}: {error}"))
         except BaseException as error:  # whatever it is, it belongs to whoever waits
             failure.append(error)
         finally:
             self._broken = bool(failure)
-            _RUNNING.end(self._world)
+            if failure and isinstance(self._world, GivingUp):
+                self._world.give_up(str(failure[0]))
+            if claimed:
+                self._versions.release(None if self._torn else before if failure else version)
+            RUNNING.end(self._world)
+
+    def _spare_of(self, bucket: Bucket) -> NDArray[np.uint8] | int | None:
+        """Where a bucket's weights arrive; None to write in place."""
+        if self._in_place:
+            return None
+        if not bucket.is_on_device:
+            if self._spare is None:
+                self._spare = own_memory(self._spare_bytes)
+            return self._spare
+        transport = bucket.transport
+        assert isinstance(transport, OnDevice)
+        if self._spare_pointer is None:
+            transport.device.use()
+            self._spare_pointer = transport.device.allocate(max(self._spare_bytes, ALIGNMENT))
+        return self._spare_pointer
 
 
-class _Running:
-    """Which plan each world is moving; a second one on it at once would match its messages with the first one's."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._digests: dict[int, str] = {}
-
-    def begin(self, world: World, digest: str) -> bool:
-        """Note a plan, unless one is moving; says which."""
-        with self._lock:
-            if world.key in self._digests:
-                return False
-            self._digests[world.key] = digest
-            return True
-
-    def of(self, world: World) -> str:
-        """The digest of what is moving."""
-        with self._lock:
-            return self._digests.get(world.key, "")
-
-    def end(self, world: World) -> None:
-        """Note that it has ended."""
-        with self._lock:
-            self._digests.pop(world.key, None)
-
-
-_RUNNING: Final = _Running()
-_NOTHING: Final[NDArray[np.uint8]] = np.zeros(0, dtype=np.uint8)
+@contextmanager
+def _left_on_failure(world: World, transport: str | World) -> Iterator[None]:
+    """Leave a world that was opened here if the block raises; only those whose `close` waits for nobody."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(transport, str) and isinstance(world, GivingUp):
+            world.close()
+        raise

@@ -17,7 +17,9 @@ from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Pool, Rows, Window
 from shardroute.executors.messages.messages import NO_ROWS, Messages
+from shardroute.executors.transports.roll_calls import named
 from shardroute.executors.transports.seam import Deadline, Handle, LateError, Wire
+from shardroute.topologies.errors import RunError
 
 # Messages that a rank begins to receive before its own place in the plan asks for them, so that they travel while it does other
 # things. More only takes handles.
@@ -232,6 +234,8 @@ class MessageTransport(Generic[Handle]):
             self._wire.wait(begun.handle, self.deadline)
         except LateError:
             raise LateError((peer,)) from None
+        except RunError as error:
+            raise named(error, peer) from error
 
 
 _NOTHING: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)

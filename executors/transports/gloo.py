@@ -8,8 +8,9 @@ import contextlib
 import importlib.util
 import os
 import socket
+import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,12 @@ from shardroute.executors.launching.launches import file_of_host
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.reasons import first_line
 from shardroute.executors.transports.exchanges import MessageTransport
+from shardroute.executors.transports.roll_calls import SMALL_BYTES, RollCall
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.topologies.errors import InputError, RunError
+
+_CALL_TAG: Final = 2**31 - 1  # torch takes tags of 31 bits; a pair's messages are numbered from 0
+_HEARD_S: Final = 0.05  # for last words to be heard by who listens: far more than a message takes
 
 if TYPE_CHECKING:
     import torch
@@ -111,19 +116,22 @@ class GlooWorld:
 
         self._group, self._owned = group, owned
         self.key = id(group)
-        self._pools = (Pool(), Pool())
+        self.pools = (Pool(), Pool())
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.wire, self.call_tag = GlooWire(group), _CALL_TAG
+        self._calls = RollCall(self.wire, self.rank, range(self.size), self.call_tag)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
-        lengths = self._all_gather(np.frombuffer(len(payload).to_bytes(8, "little"), np.uint8), deadline)
-        sizes = [int.from_bytes(length.tobytes(), "little") for length in lengths]
+        sizes = self._calls.lengths(len(payload), deadline)
+        if sum(sizes) <= SMALL_BYTES:
+            return self._calls.gather(payload, sizes, deadline)
         padded = np.zeros(max(1, *sizes), dtype=np.uint8)
         padded[: len(payload)] = np.frombuffer(payload, np.uint8)
         found = self._all_gather(padded, deadline)
         return [data[:size].tobytes() for data, size in zip(found, sizes, strict=True)]
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> "MessageTransport[dist.Work]":
-        return MessageTransport(GlooWire(self._group), self._line_up, programs, messages, arena, self.rank, deadline, self._pools)
+        return MessageTransport(self.wire, self._line_up, programs, messages, arena, self.rank, deadline, self.pools)
 
     def close(self) -> None:
         import torch.distributed as dist
@@ -135,8 +143,24 @@ class GlooWorld:
     def abandon(self) -> None:
         """Nothing: connections end with the process, and that is what the others see."""
 
+    def give_up(self, words: str) -> None:
+        self._calls.give_up(words)
+        if self._owned and self.size > 1:
+            time.sleep(_HEARD_S)
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Close all connections of the group: gloo does so when a wait for a rank that is there times out, and has no other way
+        while handles are held. Who waits for this rank then sees it now, and not at the deadline.
+        """
+        nothing = np.zeros(1, dtype=np.uint8)
+        for peer in range(self.size):
+            if peer != self.rank:
+                with contextlib.suppress(RunError, LateError):
+                    self.wire.wait(self.wire.receive(nothing, peer, self.call_tag - 1), Deadline.after(0.0))
+
     def _line_up(self, deadline: Deadline) -> None:
-        self._all_gather(np.zeros(1, dtype=np.uint8), deadline)
+        self._calls.lengths(0, deadline)
 
     def _all_gather(self, mine: NDArray[np.uint8], deadline: Deadline) -> list[NDArray[np.uint8]]:
         import torch.distributed as dist

@@ -65,7 +65,7 @@ class GroupedTransport:
     ) -> None:  # fmt: skip
         self.deadline = deadline
         device.use()
-        self._device, self._pairs, self._line_up, self._areas = device, pairs, line_up, areas
+        self.device, self._pairs, self._line_up, self._areas = device, pairs, line_up, areas
         self._programs, self._messages, self._rank = programs, messages, rank
         self._groups = find_groups(programs, messages)
         self._schedule = Schedule(programs, messages, self._groups, rank)
@@ -97,7 +97,7 @@ class GroupedTransport:
 
     def compute_by(self, make: Callable[[object], Computing]) -> None:
         """Compute by what `make` makes of the device."""
-        self._computing = make(self._device)
+        self._computing = make(self.device)
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
@@ -105,8 +105,8 @@ class GroupedTransport:
 
     def _use_lent(self, lent: Sequence[Lent]) -> None:
         """Lay the arena out: the caller's buffers, and behind them the plan's slots, which are ours."""
-        self._device.use()
-        self._device.adopt(lent)
+        self.device.use()
+        self.device.adopt(lent)
         slots_at = int(self._programs.slots_at[self._rank])
         slots = self._areas.at_least(Area.ARENA, int(self._programs.arena_bytes[self._rank]) - slots_at)
         self.memory.bind([*(each.start for each in lent), slots_at], [*(each.pointer for each in lent), slots])
@@ -143,10 +143,10 @@ class GroupedTransport:
             if mirrored:
                 self._download()
             return
-        self._device.record(self._base, self._wire)
+        self.device.record(self._base, self._wire)
         began_s = time.monotonic()
         for stream in self._queues.values():  # so that no time is before the base
-            self._device.follow(stream, self._base)
+            self.device.follow(stream, self._base)
         within(self.deadline, self._enqueue, self._schedule.peers)
         self._await(at_step)
         self._has_run = True
@@ -169,8 +169,8 @@ class GroupedTransport:
         """Why a run can't be captured as a CUDA graph, None if it can; with `first`, why it never can."""
         if self._computing is not None:
             return "it computes attention by torch, whose memory for what lies between isn't the graph's"
-        if not isinstance(self._device, Capturing):
-            return f"{self._device.name}, as its library drives it, captures no graphs here"
+        if not isinstance(self.device, Capturing):
+            return f"{self.device.name}, as its library drives it, captures no graphs here"
         if not self._has_run and not first:
             return "nothing has run yet: the first run connects the ranks, which can't be captured"
         return None
@@ -178,7 +178,7 @@ class GroupedTransport:
     def capture(self) -> None:
         """Capture a run as a graph, for `replay`. All ranks call it, after a run. Raises RunError where it isn't legal."""
         reason = self.why_not_capturable()
-        device = self._device
+        device = self.device
         if reason is not None or not isinstance(device, Capturing):
             raise RunError(f"a run can't be captured: {reason}")
         others = [self._scatter, *self._queues.values()]
@@ -203,7 +203,7 @@ class GroupedTransport:
 
     def replay(self) -> float:
         """Run the captured graph; the seconds that the device took. What lies in the arena is used as it is."""
-        device = self._device
+        device = self.device
         assert isinstance(device, Capturing)
         assert self._graph is not None
         device.record(self._base, self._wire)
@@ -213,7 +213,7 @@ class GroupedTransport:
         return device.elapsed_s(self._base, self._moved)
 
     def _upload(self) -> None:
-        self._device.use()
+        self.device.use()
         n_bytes = int(self._programs.arena_bytes[self._rank])
         self.memory.bind([0], [self._areas.at_least(Area.ARENA, n_bytes)])
         self._mirror.upload()
@@ -221,22 +221,22 @@ class GroupedTransport:
         self._on_device = True
 
     def _download(self) -> None:
-        self._device.use()
+        self.device.use()
         self._mirror.download()
         self._finish_move()
 
     def _finish_move(self) -> None:
-        self._device.record(self._moved, self._wire)
+        self.device.record(self._moved, self._wire)
         self._wait_for(self._moved, ())
 
     def _enqueue(self) -> None:
-        self._device.use()
+        self.device.use()
         done = _Done()
         for number, group in enumerate(self._schedule.numbers):
             self._enqueue_group(number, group, done)
 
     def _enqueue_group(self, number: int, group: int, done: "_Done") -> None:
-        device, schedule, messages, groups = self._device, self._schedule, self._messages, self._groups
+        device, schedule, messages, groups = self.device, self._schedule, self._messages, self._groups
         ready: set[int] = set()  # queues whose events the group waits for
         sends: list[Part] = []
         broadcasts: dict[int, tuple[int, int]] = {}
@@ -306,7 +306,7 @@ class GroupedTransport:
             done.scattered_of[int(messages.step[message])] = number
 
     def _begin_action(self, action: int, done: "_Done") -> None:
-        device, actions = self._device, self._programs.actions
+        device, actions = self.device, self._programs.actions
         queue = self._queues[self._schedule.queue_of[action]]
         for ptr, steps in ((actions.wait_ptr, actions.wait), (actions.own_ptr, actions.own)):
             for step in steps[ptr[action] : ptr[action + 1]].tolist():
@@ -327,7 +327,7 @@ class GroupedTransport:
     def _follow(self, stream: int, step: int, done: "_Done") -> None:
         """What comes next on the stream waits for this rank's part in a step."""
         if step in done.local_of:
-            self._device.follow(stream, self._here[done.local_of[step]])
+            self.device.follow(stream, self._here[done.local_of[step]])
         self._follow_sent(stream, done.sent_of.get(step, -1), done)
         self._follow_scattered(stream, done.scattered_of.get(step, -1), done)
 
@@ -339,7 +339,7 @@ class GroupedTransport:
 
     def _follow_sent(self, stream: int, number: int, done: "_Done") -> None:
         if stream != self._wire and number > done.seen_sent[stream]:
-            self._device.follow(stream, self._sent[number])
+            self.device.follow(stream, self._sent[number])
             done.seen_sent[stream] = number
 
     def _follow_scattered(self, stream: int, number: int, done: "_Done") -> None:
@@ -347,7 +347,7 @@ class GroupedTransport:
         while number >= 0 and not done.scattered.get(number, False):
             number -= 1
         if number > done.seen_scattered[stream]:
-            self._device.follow(stream, self._scattered[number])
+            self.device.follow(stream, self._scattered[number])
             done.seen_scattered[stream] = number
 
     def _out(self, message: int) -> int:
@@ -372,7 +372,7 @@ class GroupedTransport:
             self._wait_for(event, ())
 
     def _wait_for(self, event: int, peers: Sequence[int]) -> None:
-        wait_for(self._device, event, self._pairs, self.deadline, peers)
+        wait_for(self.device, event, self._pairs, self.deadline, peers)
 
     def _stamp(self, start_s: NDArray[np.float64], end_s: NDArray[np.float64], began_s: float) -> None:
         actions, schedule = self._programs.actions, self._schedule
@@ -380,13 +380,13 @@ class GroupedTransport:
         for events, steps_of in ((self._sent, schedule.sent_steps), (self._scattered, schedule.scattered_steps)):
             for number, group in enumerate(schedule.numbers):
                 if steps_of[group]:
-                    at_s = self._device.elapsed_s(self._base, events[number])
+                    at_s = self.device.elapsed_s(self._base, events[number])
                     for step in steps_of[group]:
                         ends[step] = max(ends[step], at_s)
         for action in schedule.actions:
             step, cell = int(actions.step[action]), int(actions.cell[action])
-            start_s[cell] = began_s + self._device.elapsed_s(self._base, self._began[action])
-            end_s[cell] = began_s + max(ends[step], self._device.elapsed_s(self._base, self._here[action]))
+            start_s[cell] = began_s + self.device.elapsed_s(self._base, self._began[action])
+            end_s[cell] = began_s + max(ends[step], self.device.elapsed_s(self._base, self._here[action]))
 
 
 class _Done:

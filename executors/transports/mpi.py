@@ -22,6 +22,7 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Pool
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.transports.exchanges import MessageTransport
+from shardroute.executors.transports.roll_calls import SMALL_BYTES, RollCall
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.topologies.errors import InputError, RunError
 
@@ -73,6 +74,15 @@ def join(group: object) -> "MpiWorld | None":
     return MpiWorld(MPI.COMM_WORLD if group is None else group)
 
 
+def shared_segments() -> list[str]:
+    """The files in /dev/shm that MPI has mapped into this process, as far as the system tells: Linux does. MPICH removes its own
+    when it ends, but a rank that is killed doesn't let it come to that.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        return sorted({line.split()[-1] for line in maps if " /dev/shm/mpich_" in line})
+    return []
+
+
 @contextlib.contextmanager
 def _watched(place: Place, deadline: Deadline) -> Iterator[None]:
     """End this process, with a word, if what is done inside has not ended at the deadline.
@@ -104,11 +114,15 @@ class MpiWorld:
     def __init__(self, communicator: "MPI.Intracomm") -> None:
         self._communicator = communicator.Dup()  # so that nobody else's messages match ours
         self.rank, self.size, self.key = communicator.rank, communicator.size, id(self)
-        self._pools = (Pool(), Pool())
+        self.pools = (Pool(), Pool())
+        self.wire = MpiWire(self._communicator)
+        self.call_tag = self.wire.most_tag
+        self._calls = RollCall(self.wire, self.rank, range(self.size), self.call_tag)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
-        sizes = np.zeros(self.size, dtype=np.int64)
-        _wait(self._communicator.Iallgather(np.array([len(payload)], dtype=np.int64), sizes), deadline)
+        sizes = np.array(self._calls.lengths(len(payload), deadline), dtype=np.int64)
+        if sizes.sum() <= SMALL_BYTES:
+            return self._calls.gather(payload, sizes.tolist(), deadline)
         mine = np.frombuffer(payload, np.uint8)
         every = np.zeros(int(sizes.sum()), dtype=np.uint8)
         starts = np.cumsum(sizes) - sizes
@@ -116,10 +130,10 @@ class MpiWorld:
         return [every[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> "MessageTransport[MPI.Request]":
-        wire = MpiWire(self._communicator)
-        if len(messages.tag) and int(messages.tag.max()) > wire.most_tag:
-            raise RunError(f"two ranks exchange {int(messages.tag.max()) + 1} messages; this MPI numbers {wire.most_tag + 1}")
-        return MessageTransport(wire, self._line_up, programs, messages, arena, self.rank, deadline, self._pools)
+        wire = self.wire
+        if len(messages.tag) and int(messages.tag.max()) >= wire.most_tag:  # whose last tag is for calls
+            raise RunError(f"two ranks exchange {int(messages.tag.max()) + 1} messages; this MPI numbers {wire.most_tag}")
+        return MessageTransport(wire, self._line_up, programs, messages, arena, self.rank, deadline, self.pools)
 
     def close(self) -> None:
         """Nothing: mpi4py ends MPI with the process, and MPICH's mpiexec kills the others of a rank that ends without it."""
@@ -134,8 +148,11 @@ class MpiWorld:
         time.sleep(_LAST_WORDS_S)
         self._communicator.Abort(1)
 
+    def give_up(self, words: str) -> None:
+        self._calls.give_up(words)
+
     def _line_up(self, deadline: Deadline) -> None:
-        _wait(self._communicator.Ibarrier(), deadline)
+        self._calls.lengths(0, deadline)
 
 
 class MpiWire:

@@ -82,7 +82,7 @@ class PutTransport:
     ) -> None:  # fmt: skip
         self.deadline = deadline
         device.use()
-        self._device, self._puts, self._line_up, self._rank = device, puts, line_up, rank
+        self.device, self._puts, self._line_up, self._rank = device, puts, line_up, rank
         self._programs, self._messages, self._signals, self._parts, self._heap = programs, messages, signals, parts, heap
         self._reaches = reaches
         self.memory = Memory([0], [heap.pointer])
@@ -115,7 +115,7 @@ class PutTransport:
 
     def compute_by(self, make: Callable[[object], Computing]) -> None:
         """Compute by what `make` makes of the device."""
-        self._computing = make(self._device)
+        self._computing = make(self.device)
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
@@ -136,10 +136,10 @@ class PutTransport:
         if mirrored:
             self._move(back=False)
             self._line_up(self.deadline)  # nobody writes what is still being laid in place
-        self._device.record(self._base, self._moves)
+        self.device.record(self._base, self._moves)
         began_s = time.monotonic()
         for stream in (*self._queues.values(), *self._incoming.values(), self._adding):  # so that no time is before the base
-            self._device.follow(stream, self._base)
+            self.device.follow(stream, self._base)
         peers = sorted({*self._signals.src[self._rows].tolist(), *self._signals.dst[self._rows].tolist()} - {self._rank})
         within(self.deadline, self._enqueue, peers)
         self._await(at_step)
@@ -156,7 +156,7 @@ class PutTransport:
         )
 
     def _move(self, *, back: bool) -> None:
-        self._device.use()
+        self.device.use()
         self.memory.bind([0], [self._heap.pointer])
         if self._lent is not None:
             self._move_lent(self._lent, back=back)
@@ -164,7 +164,7 @@ class PutTransport:
             self._mirror.download()
         else:
             self._mirror.upload()
-        self._device.record(self._moved, self._moves)
+        self.device.record(self._moved, self._moves)
         self._wait_for(self._moved, ())
         self._on_device = not back
 
@@ -173,13 +173,13 @@ class PutTransport:
         for each in lent:
             here = self.memory.at(each.start)
             if not back:
-                self._device.copy(here, each.pointer, each.n_bytes, self._moves)
+                self.device.copy(here, each.pointer, each.n_bytes, self._moves)
             elif each.is_target:
-                self._device.copy(each.pointer, here, each.n_bytes, self._moves)
+                self.device.copy(each.pointer, here, each.n_bytes, self._moves)
 
     def _enqueue(self) -> None:
         """Everything in the order of signals; an action begins before the first signal of its step, or of a later one."""
-        self._device.use()
+        self.device.use()
         done = _Done()
         waiting = list(reversed(self._actions))
         actions, signals = self._programs.actions, self._signals
@@ -202,7 +202,7 @@ class PutTransport:
             self._begin_action(waiting.pop(), done)
 
     def _begin_action(self, action: int, done: "_Done") -> None:
-        device, actions = self._device, self._programs.actions
+        device, actions = self.device, self._programs.actions
         queue, step = self._queues[int(actions.queue[action])], int(actions.step[action])
         self._follow_needs(action, queue, done)
         for row in done.ready[step]:
@@ -235,12 +235,12 @@ class PutTransport:
     def _follow(self, stream: int, step: int, done: "_Done") -> None:
         """What comes next on the stream waits for this rank's part in a step."""
         if step in done.begun:
-            self._device.follow(stream, self._here[done.begun[step]])
+            self.device.follow(stream, self._here[done.begun[step]])
         for row in (*done.sent[step].values(), *done.arrived[step].values()):
-            self._device.follow(stream, self._passed[row])
+            self.device.follow(stream, self._passed[row])
 
     def _tell_ready(self, row: int, step: int, done: "_Done") -> None:
-        signals, device = self._signals, self._device
+        signals, device = self._signals, self.device
         if signals.dst[row] == self._rank:
             self._expect(row)
             done.ready[step].append(row)
@@ -252,7 +252,7 @@ class PutTransport:
         device.record(self._passed[row], queue)
 
     def _send(self, row: int, done: "_Done") -> None:
-        signals, messages, device = self._signals, self._messages, self._device
+        signals, messages, device = self._signals, self._messages, self.device
         message, step = int(signals.message[row]), int(signals.step[row])
         peer, n_bytes = int(signals.dst[row]), int(messages.n_bytes[message])
         queue = self._queues[int(self._programs.actions.queue[self._action_of[step]])]
@@ -284,7 +284,7 @@ class PutTransport:
         if at == NO_ROWS:
             return self.memory.at(int(messages.src_at[message]))
         for left in signals.after_out.get(message, ()):
-            self._device.follow(queue, self._passed[done.row_of[left]])
+            self.device.follow(queue, self._passed[done.row_of[left]])
         pointer = self._heap.pointer + int(self._parts.out_window[self._rank]) + at
         self._gathering.pack(int(messages.first[message]), int(messages.last[message]), pointer, queue)
         return pointer
@@ -297,7 +297,7 @@ class PutTransport:
         if at != NO_ROWS:
             stream, pointer = self._incoming[channel], self._heap.pointer + int(self._parts.in_window[self._rank]) + at
             self._gathering.unpack(int(messages.first[message]), int(messages.last[message]), pointer, stream)
-            self._device.record(self._passed[row], stream)
+            self.device.record(self._passed[row], stream)
         done.arrived[int(signals.step[row])][channel] = row
         done.row_of[message] = row
 
@@ -310,16 +310,16 @@ class PutTransport:
             return
         stream = self._credits[int(signals.channel[row])]
         for left in signals.after_in[message]:
-            self._device.follow(stream, self._passed[done.row_of[left]])
+            self.device.follow(stream, self._passed[done.row_of[left]])
         self._signal(row, stream, done)
-        self._device.record(self._passed[row], stream)
+        self.device.record(self._passed[row], stream)
 
     def _expect(self, row: int) -> None:
         """Wait for a signal on the stream of its channel."""
         signals, channel = self._signals, int(self._signals.channel[row])
         stream = self._incoming[channel]
         self._puts.wait(int(signals.src[row]), channel, self._value(row), stream)
-        self._device.record(self._passed[row], stream)
+        self.device.record(self._passed[row], stream)
 
     def _signal(self, row: int, stream: int, done: "_Done") -> None:
         signals = self._signals
@@ -331,7 +331,7 @@ class PutTransport:
         """Signals of a channel go out in order, from whatever stream."""
         last = done.last_of.get(int(self._signals.channel[row]))
         if last is not None and last[1] != stream:
-            self._device.follow(stream, self._passed[last[0]])
+            self.device.follow(stream, self._passed[last[0]])
 
     def _value(self, row: int) -> int:
         return self._n_runs * int(self._per_run[self._signals.channel[row]]) + int(self._signals.number[row])
@@ -347,7 +347,7 @@ class PutTransport:
             self._wait_for(event, ())
 
     def _wait_for(self, event: int, peers: Sequence[int]) -> None:
-        wait_for(self._device, event, self._puts, self.deadline, peers)
+        wait_for(self.device, event, self._puts, self.deadline, peers)
 
     def _stamp(self, start_s: NDArray[np.float64], end_s: NDArray[np.float64], began_s: float) -> None:
         actions, signals = self._programs.actions, self._signals
@@ -355,11 +355,11 @@ class PutTransport:
         for row in self._rows:
             if signals.tells[row] == Tells.DATA:
                 step = int(signals.step[row])
-                ends[step] = max(ends[step], self._device.elapsed_s(self._base, self._passed[row]))
+                ends[step] = max(ends[step], self.device.elapsed_s(self._base, self._passed[row]))
         for action in self._actions:
             step, cell = int(actions.step[action]), int(actions.cell[action])
-            start_s[cell] = began_s + self._device.elapsed_s(self._base, self._began[action])
-            end_s[cell] = began_s + max(ends[step], self._device.elapsed_s(self._base, self._here[action]))
+            start_s[cell] = began_s + self.device.elapsed_s(self._base, self._began[action])
+            end_s[cell] = began_s + max(ends[step], self.device.elapsed_s(self._base, self._here[action]))
 
 
 class _Done:

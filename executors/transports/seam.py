@@ -39,11 +39,12 @@ from numpy.typing import NDArray
 
 from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.interpret import Programs
+from shardroute.executors.interpreting.packing import Pool
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.messages.messages import Messages
 
 if TYPE_CHECKING:  # devices imports this module
-    from shardroute.executors.gpus.devices import Memory
+    from shardroute.executors.gpus.devices import Device, Memory
 
 Progress = Callable[[float], None]
 Handle = TypeVar("Handle")
@@ -169,6 +170,13 @@ class Enqueuing(Protocol):
         """
 
 
+@runtime_checkable
+class OnDevice(Enqueuing, Protocol):
+    """An Enqueuing whose rank has a device of its own, which callers' tensors may lie on."""
+
+    device: "Device"
+
+
 class Wire(Protocol[Handle]):
     """What a library with tagged messages offers one rank. Those of one pair and tag arrive in the order in which they were
     sent.
@@ -219,11 +227,40 @@ class World(Protocol):
         """Leave after a failure, without waiting for any rank."""
 
 
+@runtime_checkable
+class Wired(Protocol):
+    """A World whose transports send tagged messages over one Wire, which `exchanges.MessageTransport` is made of.
+
+    call_tag   one that no message of a plan has
+    pools      memory for windows, which transports share of which one runs at a time
+    """
+
+    wire: "Wire[object]"
+    call_tag: int
+    pools: "tuple[Pool, Pool]"
+
+
+@runtime_checkable
+class Gapped(Protocol):
+    """A World in which some numbers below its size are nobody's. `present` are those that are some rank's, ascending."""
+
+    present: Sequence[int]
+
+
+@runtime_checkable
+class GivingUp(Protocol):
+    """A World by which a rank that fails tells the others so, who would else wait for it until the deadline."""
+
+    def give_up(self, words: str) -> None:
+        """Tell them, without waiting for any of them. Nothing else may be called after it but `close` and `abandon`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
     """One run of the programs: when each cell's copies began and ended, and what verifying found on each rank.
 
     began_s    when the first rank was let go; start_s, end_s float64[n_cells] on the same clock, one for all ranks
+    wrong_pieces   what checksums found: for each rank the first row of `PieceRows` that isn't what was sent, -1 for none
     """
 
     began_s: float
@@ -231,6 +268,7 @@ class Trial:
     end_s: NDArray[np.float64]
     findings: Sequence[Finding]
     worst: float = 0.0
+    wrong_pieces: Sequence[int] = ()
 
 
 class Session(Protocol):

@@ -1,8 +1,8 @@
 """`shardroute diff`: how two plans, or two timelines, differ."""
 
+import os
 import zipfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,7 +41,7 @@ def diff_command(
 ) -> None:
     """Say how two plans differ: numbers, bytes by link, predicted time, which tensors go another way. Or how two timelines do."""
     for path in (first, second):
-        if not Path(path).is_file():
+        if not os.path.isfile(path):  # False, too, for names that no file can have
             raise InputError(f"no file {path}; give two plan files, or two timelines that `simulate -o` or `run -o` wrote")
     kinds = [zipfile.is_zipfile(path) for path in (first, second)]
     if kinds[0] != kinds[1]:

@@ -66,7 +66,7 @@ class ChosenSteps(msgspec.Struct):
 
 
 class Ran(msgspec.Struct):
-    """A run of a plan; `overlap` is there for plans that compute attention."""
+    """A run of a plan; `overlap` is there for plans that compute attention, `corrupted` with --verify."""
 
     measured_s: float
     verified: Verified
@@ -78,6 +78,7 @@ class Ran(msgspec.Struct):
     digest: str
     source: str
     mismatches: list[str]
+    corrupted: list[str] | msgspec.UnsetType = msgspec.UNSET
     overlap: Overlap | msgspec.UnsetType = msgspec.UNSET
 
 

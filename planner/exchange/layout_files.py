@@ -30,6 +30,8 @@ from shardroute.topologies.files import read_file, write_file
 VERSION: Final = 1
 # A hundred times what the largest model takes, every rank of 1,000 listed; reading takes some ten times as much memory.
 MAX_BYTES: Final = 2**28
+# Of all distinct layouts together: one line can stand for a mesh of a million. A hundred over 16,384 ranks are 1.6 million.
+MAX_BOXES: Final = 2**22
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _Stride = Annotated[int, msgspec.Meta(ge=-MAX_ELEMENTS, le=MAX_ELEMENTS)]
@@ -136,6 +138,7 @@ def parse_layout(data: object, where: str = "layout") -> Inventory:
     tensors: list[Tensor] = []
     fragments: list[Fragments] = []
     placed: dict[tuple[str, tuple[int, ...]], Fragments] = {}
+    n_boxes = 0
     for i, tensor in enumerate(document.tensors):
         shape = tuple(tensor.shape)
         if isinstance(tensor.layout, str) and tensor.layout not in named:
@@ -147,6 +150,9 @@ def parse_layout(data: object, where: str = "layout") -> Inventory:
             tensors.append(Tensor(tensor.name, shape, tensor.dtype))
             if (at, shape) not in placed:
                 placed[at, shape] = _fragments(shape, entry)
+                n_boxes += len(placed[at, shape])
+                if n_boxes > MAX_BOXES:
+                    raise InputError(f"the layouts up to here have {n_boxes} boxes on all ranks; at most {MAX_BOXES} are read")
         except ShardrouteError as error:
             raise type(error)(f"{where}: {at} of tensor {tensor.name}: {error}") from None
         fragments.append(placed[at, shape])

@@ -100,11 +100,15 @@ def _on_ranks(files: Mapping[str, tuple[Tensor, ...]], ranks: Mapping[str, int] 
     where = {file: rank for rank, file in enumerate(files)} if ranks is None else ranks
     tensors: list[Tensor] = []
     fragments: list[Fragments] = []
+    placed: dict[tuple[tuple[int, ...], int], Fragments] = {}  # checkpoints have 100,000 tensors, of few shapes
     for file, held in files.items():
         if file not in where:
             raise InputError(f"{file}: no rank is given for it; `ranks` names {', '.join(sorted(where)) or 'no file'}")
         for tensor in held:
-            shape = np.array([tensor.shape], dtype=np.int64).reshape(1, len(tensor.shape))
             tensors.append(tensor)
-            fragments.append(Fragments.dense(tensor.shape, [where[file]], np.zeros_like(shape), shape))
+            key = tensor.shape, where[file]
+            if key not in placed:
+                shape = np.array([tensor.shape], dtype=np.int64).reshape(1, len(tensor.shape))
+                placed[key] = Fragments.dense(tensor.shape, [where[file]], np.zeros_like(shape), shape)
+            fragments.append(placed[key])
     return Inventory(tuple(tensors), Layout(tuple(fragments), tuple((tensor.name,) for tensor in tensors)))

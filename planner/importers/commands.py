@@ -193,7 +193,7 @@ def _vllm_stages(flags: Flags) -> tuple[int, ...]:
     stages = text.split(",") if text else []
     if any(re.fullmatch(r"\s*\d{1,9}\s*", stage) is None for stage in stages):
         raise InputError(f"{name} {text!r}: expected the layers of each stage, such as 7,8,8,7")
-    return tuple(map(int, stages))
+    return tuple(int(stage.strip()) for stage in stages)  # int itself takes fewer characters for space than \s does
 
 
 def vllm_layout(

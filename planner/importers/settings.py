@@ -6,7 +6,7 @@ expanded, so that no file grows when read.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -100,12 +100,14 @@ def read_settings(paths: Sequence[str | Path], overrides: Sequence[str] = ()) ->
     """
     values: dict[_Path, _Value] = {}
     for path in paths:
-        _lay_over(values, _with_defaults(Path(path), 0))
+        _lay_over(values, _with_defaults(Path(path), 0).items())
+    given: list[tuple[_Path, _Value]] = []
     for text in overrides:
         key, equals, value = text.lstrip("+").partition("=")
         if not equals or re.fullmatch(r"[\w.-]+", key) is None:
             raise InputError(f"{text!r}: expected KEY=VALUE, such as cluster.num_nodes=4")
-        _lay_over(values, {tuple(key.split(".")): _Value(_plain(value.strip()), text)})
+        given.append((tuple(key.split(".")), _Value(_plain(value.strip()), text)))
+    _lay_over(values, given)
     return Settings(values)
 
 
@@ -118,20 +120,31 @@ def _with_defaults(path: Path, depth: int) -> dict[_Path, _Value]:
         return own
     assert base.text is not None
     found = _with_defaults(path.parent / base.text, depth + 1)
-    _lay_over(found, own)
+    _lay_over(found, own.items())
     return found
 
 
-def _lay_over(values: dict[_Path, _Value], others: dict[_Path, _Value]) -> None:
-    mappings = _mappings(values)
-    for path, value in others.items():
-        above = [path[:n] for n in range(1, len(path)) if path[:n] in values]
-        below = [found for found in values if len(found) > len(path) and found[: len(path)] == path] if path in mappings else []
-        if value.text == "" and below:  # `key:` alone, over a mapping, adds nothing to it
+def _lay_over(values: dict[_Path, _Value], others: Iterable[tuple[_Path, _Value]]) -> None:
+    below: dict[_Path, set[_Path]] = {}  # by mapping, the paths of all values in it: to search for each would take n^2 steps
+    for path in values:
+        for prefix in _prefixes(path):
+            below.setdefault(prefix, set()).add(path)
+    for path, value in others:
+        above = [prefix for prefix in _prefixes(path) if prefix in values]
+        inside = sorted(below.get(path, ()))
+        if value.text == "" and inside:  # `key:` alone, over a mapping, adds nothing to it
             continue
-        for gone in (*above, *below):
+        for gone in (*above, *inside):
             del values[gone]
+            for prefix in _prefixes(gone):
+                below[prefix].discard(gone)
         values[path] = value
+        for prefix in _prefixes(path):
+            below.setdefault(prefix, set()).add(path)
+
+
+def _prefixes(path: _Path) -> list[_Path]:
+    return [path[:n] for n in range(1, len(path))]
 
 
 def _parse(text: str, where: str) -> dict[_Path, _Value]:
@@ -188,7 +201,7 @@ def _parse(text: str, where: str) -> dict[_Path, _Value]:
 
 def _mappings(values: Mapping[_Path, _Value]) -> set[_Path]:
     """The paths that values stand below."""
-    return {path[:n] for path in values for n in range(1, len(path))}
+    return {prefix for path in values for prefix in _prefixes(path)}
 
 
 def _without_comment(line: str) -> str:

@@ -29,6 +29,8 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 MAX_TOKENS: Final = 2**40
 # No count of ranks, heads, width or sequences comes near, and products with small numbers stay in 64 bits.
 _MAX_COUNT = 2**31
+# Packed streams have tens, some hundreds of them. Masks of n chunks take n^2 numbers: of 2,048 documents a few hundred MB.
+_MAX_DOCUMENTS = 2048
 
 
 class SequenceLayout(StrEnum):
@@ -88,6 +90,11 @@ class Attention:
         if not self.lengths or min(self.lengths) < 1 or sum(self.lengths) > MAX_TOKENS:
             raise InputError(f"documents of {list(self.lengths)} tokens: expected at least one, each from 1 to 2^40 tokens")
         if self.packed:
+            if len(self.lengths) > _MAX_DOCUMENTS:
+                raise InputError(
+                    f"{len(self.lengths)} packed documents: at most {_MAX_DOCUMENTS} are planned, since masks are worked out "
+                    "between any two; pack them into several calls"
+                )
             if self.batch > 1:
                 raise InputError(
                     f"packed documents with batch {self.batch}: documents are packed into one stream, whose ring has no batch "

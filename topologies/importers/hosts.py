@@ -102,7 +102,7 @@ def _numbers(text: str, listed: str) -> list[str]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or last < first:
             raise InputError(f"hosts {text!r}: [{listed}]: {item!r} is no number or rising range; write for example [001-032]")
-        if last - first >= MAX_HOSTS:
-            raise InputError(f"hosts {text!r}: more than {MAX_HOSTS} names")
+        if len(found) + last - first >= MAX_HOSTS:
+            raise InputError(f"hosts {text[:60]!r}: more than {MAX_HOSTS} names")
         found += [f"{n:0{len(match[1])}d}" for n in range(first, last + 1)]
     return found

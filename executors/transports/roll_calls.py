@@ -1,0 +1,149 @@
+"""What all ranks of a world tell each other over its Wire, so that whoever is missing has a name.
+
+Rule: the first rank hears every other in turn and tells all what it heard, also when that is who is missing. A collective of the
+library would say only that someone is. Only small things go this way; bytes of a plan never do.
+
+The first rank gives up a little before the deadline, so that the others still hear whom it waited for and don't miss it instead.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardroute.executors.transports.seam import Deadline, Handle, LateError, Wire
+from shardroute.topologies.errors import RunError
+
+# Up to so many bytes from all ranks together go by the first rank; more, by a collective of the library.
+SMALL_BYTES: Final = 2**16
+# How much sooner the first rank gives up: this share of what is left, at most so long.
+_SOONER_SHARE: Final = 0.1
+_MOST_SOONER_S: Final = 0.5
+_FINE: Final = -1
+_GAVE_UP: Final = -1  # in place of a length
+_WORDS_BYTES: Final = 1024  # of why a rank is lost; they go in a message of a known length
+
+
+class RollCall(Generic[Handle]):
+    """One rank's part in the calls of a world with these ranks, ascending or not: the first of them hears and tells. `tag` is one
+    that no message of a plan has.
+    """
+
+    def __init__(self, wire: Wire[Handle], rank: int, ranks: Sequence[int], tag: int) -> None:
+        self._wire, self._rank, self._tag = wire, rank, tag
+        self._first, self._others, self._size = ranks[0], list(ranks[1:]), len(ranks)
+        self._at = list(ranks).index(rank)
+        self._told: list[tuple[Handle, NDArray[np.uint8]]] = []  # sent without waiting; kept, for the library reads it
+
+    def lengths(self, n_bytes: int, deadline: Deadline) -> list[int]:
+        """Line up, and learn how long what every rank has to tell is. Raises LateError or RunError, which name who is missing."""
+        if self._size == 1:
+            return [n_bytes]
+        return self._hear_all(n_bytes, deadline) if self._rank == self._first else self._be_heard(n_bytes, deadline)
+
+    def gather(self, payload: bytes, sizes: Sequence[int], deadline: Deadline) -> list[bytes]:
+        """What every rank gave, in their order; `sizes` from `lengths`, and raises as that. The first sends all of it to each."""
+        ends = np.cumsum(sizes).tolist()
+        everything = np.zeros(ends[-1], dtype=np.uint8)
+        parts = [everything[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        parts[self._at][...] = np.frombuffer(payload, np.uint8)
+        if not len(everything) or self._size == 1:
+            return [payload] * self._size
+        if self._rank == self._first:
+            arriving = [(rank, part) for rank, part in zip(self._others, parts[1:], strict=True) if len(part)]
+            for rank, handle in [(rank, self._wire.receive(part, rank, self._tag)) for rank, part in arriving]:
+                self._wait(handle, rank, deadline)
+            for rank, handle in [(rank, self._wire.send(everything, rank, self._tag)) for rank in self._others]:
+                self._wait(handle, rank, deadline)
+        else:
+            if payload:
+                self._wait(self._wire.send(parts[self._at].copy(), self._first, self._tag), self._first, deadline)
+            self._wait(self._wire.receive(everything, self._first, self._tag), self._first, deadline)
+        return [part.tobytes() for part in parts]
+
+    def give_up(self, words: str) -> None:
+        """Tell whoever calls the roll next that this rank doesn't answer any more, and why; waits for nobody."""
+        told = f"rank {self._rank} gave up: {words}"
+        if self._rank == self._first:
+            self._tell_of(self._rank, told)
+            return
+        for data in (np.array([_GAVE_UP]).view(np.uint8), _text(told)):
+            with contextlib.suppress(RunError):  # the first rank is gone, and the others will see that
+                self._told.append((self._wire.send(data, self._first, self._tag), data))
+
+    def _hear_all(self, n_bytes: int, deadline: Deadline) -> list[int]:
+        sooner = Deadline(deadline.at_s - min(_MOST_SOONER_S, _SOONER_SHARE * deadline.left_s), deadline.allowed_s)
+        heard = np.zeros(self._size, dtype=np.int64)
+        heard[0] = n_bytes
+        handles = [
+            self._wire.receive(heard[at : at + 1].view(np.uint8), rank, self._tag) for at, rank in enumerate(self._others, 1)
+        ]
+        for at, (rank, handle) in enumerate(zip(self._others, handles, strict=True), 1):
+            try:
+                self._wait(handle, rank, sooner)
+                if heard[at] == _GAVE_UP:
+                    words = _text("")
+                    self._wait(self._wire.receive(words, rank, self._tag), rank, sooner)
+                    raise RunError(_read(words))
+            except (LateError, RunError) as error:
+                self._tell_of(rank, "" if isinstance(error, LateError) else str(error))
+                raise
+        told = self._report(_FINE, "", heard)
+        for rank, handle in [(rank, self._wire.send(told, rank, self._tag)) for rank in self._others]:
+            self._wait(handle, rank, deadline)
+        return [int(n) for n in heard]
+
+    def _be_heard(self, n_bytes: int, deadline: Deadline) -> list[int]:
+        mine = np.array([n_bytes], dtype=np.int64).view(np.uint8)
+        told = self._report(_FINE, "", np.zeros(self._size, dtype=np.int64))
+        arrives = self._wire.receive(told, self._first, self._tag)
+        self._wait(self._wire.send(mine, self._first, self._tag), self._first, deadline)
+        self._wait(arrives, self._first, deadline)
+        missing = int(told[:8].view(np.int64)[0])
+        if missing != _FINE:
+            words = _read(told[8 : 8 + _WORDS_BYTES])
+            raise RunError(words) if words else LateError((missing,))
+        return [int(n) for n in told[8 + _WORDS_BYTES :].view(np.int64)]
+
+    def _report(self, missing: int, words: str, lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+        report = np.zeros(8 + _WORDS_BYTES + 8 * self._size, dtype=np.uint8)
+        report[:8].view(np.int64)[0] = missing
+        report[8 : 8 + _WORDS_BYTES] = _text(words)
+        report[8 + _WORDS_BYTES :].view(np.int64)[:] = lengths
+        return report
+
+    def _tell_of(self, missing: int, words: str) -> None:
+        """Tell the others who is missing, without waiting for any of them."""
+        report = self._report(missing, words, np.zeros(self._size, dtype=np.int64))
+        for rank in self._others:
+            if rank != missing:
+                with contextlib.suppress(RunError):  # it is gone, too
+                    self._told.append((self._wire.send(report, rank, self._tag), report))
+
+    def _wait(self, handle: Handle, peer: int, deadline: Deadline) -> None:
+        try:
+            self._wire.wait(handle, deadline)
+        except LateError:
+            raise LateError((peer,)) from None
+        except RunError as error:
+            raise named(error, peer) from error
+
+
+def _text(words: str) -> NDArray[np.uint8]:
+    found = np.zeros(_WORDS_BYTES, dtype=np.uint8)
+    data = words.encode()[:_WORDS_BYTES]
+    found[: len(data)] = np.frombuffer(data, np.uint8)
+    return found
+
+
+def _read(text: NDArray[np.uint8]) -> str:
+    data: bytes = text.tobytes()
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def named(error: RunError, peer: int) -> RunError:
+    """A loss in words that name the peer."""
+    words = str(error)
+    return error if words.startswith("rank ") else RunError(f"rank {peer} is lost: {words.removeprefix('lost a rank: ')}")
