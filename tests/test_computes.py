@@ -26,7 +26,7 @@ def costs(**changes: object):
     """A calibration in which a score takes 1 us, and nothing else anything."""
     zero = TileCost(1e-6, 0.0, 0.0, 0.0, 0.0)
     known = load_calibration("cpu-processes")
-    return replace(known, figures=(), attend_f32=zero, grad_f32=zero, sums=SumCost(1e9, 5e8), **changes)
+    return replace(known, figures=(), compute_s=0.0, attend_f32=zero, grad_f32=zero, sums=SumCost(1e9, 5e8), **changes)
 
 
 def test_all_ranks_together_compute_each_pair_once() -> None:
@@ -49,6 +49,14 @@ def test_a_full_block_takes_its_scores_on_a_cpu_and_a_sum_its_bytes() -> None:
     kinds = plan.computes.kind
     assert seconds[kinds == Kind.GRAD] == pytest.approx(np.full(4, 32 * 32 * 2 * 1e-6))
     assert seconds[kinds == Kind.ADD] == pytest.approx(np.full(2, 2 * 32 * 16 * 4 / 1e9))
+
+
+def test_a_step_that_computes_takes_a_time_beside_its_arithmetic() -> None:
+    plan = ring_plan(Attention((64,), 2, 1, 1, 16, dtype="f32"), CPU, "ring", Pass.RECOMPUTE)
+
+    more_s = cpu_seconds(plan, replace(costs(), compute_s=0.5)) - cpu_seconds(plan, costs())
+
+    assert more_s == pytest.approx(np.full(len(plan.computes), 0.5))
 
 
 def test_every_part_of_a_tile_has_its_cost() -> None:

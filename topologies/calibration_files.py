@@ -21,6 +21,7 @@ QUANTITIES: Final[Mapping[str, Quantity]] = {
     "step.message": Quantity.SECONDS,
     "step.wait": Quantity.SECONDS,
     "step.run": Quantity.SECONDS,
+    "step.compute": Quantity.SECONDS,
     "cpu.cores": Quantity.CORES,
     "cpu.copy_bandwidth": Quantity.BANDWIDTH,
 }
@@ -47,6 +48,7 @@ class _StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: FigureTable | None = None
     wait: FigureTable | None = None
     run: FigureTable | None = None
+    compute: FigureTable | None = None
 
 
 class _CpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

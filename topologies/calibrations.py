@@ -63,8 +63,9 @@ class Calibration:
     it, and message_s for each further pair of messages of the group, one sent and one received. piece_s is the time to gather
     or scatter one box of a step (CPU time for kind CPU). cores is how many cores copy at once and copy_Bps the bytes per
     second that one of them copies, strided boxes included. wait_s is the CPU time to sleep and be woken for a step that
-    waits for another rank's, run_s that of each contiguous run of memory that a strided box lies in (both for kind CPU; on
-    GPUs they are part of latency and bandwidth).
+    waits for another rank's, run_s that of each contiguous run of memory that a strided box lies in, compute_s what a COMPUTE
+    takes beside its arithmetic, such as operands that lie in no cache (all for kind CPU; on GPUs the first two are part of
+    latency and bandwidth).
     p2p, put and memory say more about a GPU machine's copies, collectives and curves about its collectives; where they
     are None or empty, copies are latency and bandwidth and collectives are reckoned from links. attend_*, grad_* and sums
     are what attention takes on CPUs, by dtype; GPUs' rates of computation are in shardroute.planner.backends.rates.
@@ -86,6 +87,7 @@ class Calibration:
     message_s: float = 0.0
     wait_s: float = 0.0
     run_s: float = 0.0
+    compute_s: float = 0.0
     p2p: P2pCost | None = None
     put: PutCost | None = None
     memory: MemoryCost | None = None
@@ -207,6 +209,7 @@ def calibration_from_figures(
         message_s=value.get("step.message", 0.0),
         wait_s=value.get("step.wait", 0.0),
         run_s=value.get("step.run", 0.0),
+        compute_s=value.get("step.compute", 0.0),
         cores=value.get("cpu.cores"),
         copy_Bps=value.get("cpu.copy_bandwidth"),
         figures=figures,
@@ -299,7 +302,10 @@ def _check_pair(name: str, value: object, other_name: str, other: object) -> Non
 def _values(calibration: Calibration) -> dict[str, float]:
     values = {"step.launch": calibration.launch_s, "step.piece": calibration.piece_s}
     given = {figure.key for figure in calibration.figures}
-    optional = {"step.message": calibration.message_s, "step.wait": calibration.wait_s, "step.run": calibration.run_s}
+    optional = {
+        "step.message": calibration.message_s, "step.wait": calibration.wait_s, "step.run": calibration.run_s,
+        "step.compute": calibration.compute_s,
+    }  # fmt: skip
     values |= {key: value for key, value in optional.items() if value != 0 or key in given}
     for table, cost in _costs(calibration).items():
         values |= cost_values(table, cost)

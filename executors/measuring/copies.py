@@ -7,11 +7,13 @@ Four kinds of steps are run by one rank alone: one tiny piece, many small ones, 
 in a cache. Their median times are four equations with four unknowns. Then twice as many ranks as there are CPUs copy at once; the
 CPU time that the model says this takes, over the time that it took, is `cores`. Then many pairs of ranks play ping-pong with
 tiny pieces, so that every step sleeps and is woken while all cores have work: what the model can't explain otherwise is wait_s.
+And a ring of ranks attends to small blocks: what is left there, a block, is compute_s.
 """
 
 import datetime
 import os
 import platform
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +22,15 @@ import numpy as np
 from shardroute.executors.launching.processes import machine_text
 from shardroute.executors.measuring.attention import attention_figures
 from shardroute.executors.run import run_plan
+from shardroute.planner.backends.costs import tasks_of
 from shardroute.planner.backends.runs import step_runs
 from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
 from shardroute.planner.problems import Problem
+from shardroute.planner.ring.strategies import ring_plan
+from shardroute.planner.ring.tensors import Pass
+from shardroute.planner.ring.workloads import Attention
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.machines import load_machine
@@ -39,6 +45,8 @@ _PIECES_OF_MANY = 500
 # Pieces are bf16 boxes that take half of each row, like a weight split by columns: (rows, columns), of 128 B, 4 KiB and 2 MiB;
 # the short ones have rows of 12 B, as a weight has that was shrunk with --scale.
 _TINY, _SMALL, _LARGE, _SHORT = (4, 16), (8, 256), (2048, 512), (2**15, 6)
+# Tokens of each rank of the ring that computes, and how often that runs: tens of milliseconds each.
+_SMALL_BLOCK, _REPEATS_COMPUTING = 128, 15
 # Turns of each pair of ranks that play ping-pong.
 _N_TURNS = 400
 # What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
@@ -76,12 +84,17 @@ def calibrate_here(timeout_s: float = 60.0, progress: Callable[[float], None] | 
     steps = {"step.launch": launch_s, "step.piece": piece_s, "step.wait": wait_s, "step.run": run_s}
     cpus = {"cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
     attended = f"measured on {today} on {where} by running attention, see executors/measuring/attention.py"
-    figures = [  # in the order of a calibration file
-        calibration_figure(key, float(f"{value:.3g}"), from_where)
-        for values, from_where in ((steps, source), (attention_figures(timeout_s), attended), (cpus, source))
-        for key, value in values.items()
-    ]
-    return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
+    tables = attention_figures(timeout_s)
+
+    def found(steps: dict[str, float]) -> Calibration:
+        figures = [  # in the order of a calibration file
+            calibration_figure(key, float(f"{value:.3g}"), from_where)
+            for values, from_where in ((steps, source), (tables, attended), (cpus, source))
+            for key, value in values.items()
+        ]
+        return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
+
+    return found(steps | {"step.compute": _computing(found(steps), timeout_s)})
 
 
 def _untold(_share: float) -> None:
@@ -142,6 +155,20 @@ def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
     plan = _copies([rows], [1] * order.size, pairs, order.ravel(), after)
     measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
     return max(0.0, measured_s * cores / len(plan.steps) - step_s)
+
+
+def _computing(known: Calibration, timeout_s: float) -> float:
+    """compute_s, from a ring of ranks that attend to small blocks: the CPU time that nothing known explains, a COMPUTE step.
+
+    The median trial, since what the system takes to bring ranks to free cores belongs to it.
+    """
+    assert known.cores is not None
+    n_ranks = 2 * _n_cpus()
+    call = Attention((_SMALL_BLOCK * n_ranks,), n_ranks, 4, 2, 64, dtype="f32")
+    plan = ring_plan(call, build_topology(load_machine(MACHINE), min_gpus=n_ranks), "ring", Pass.RECOMPUTE)
+    measured_s = statistics.median(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_COMPUTING).trials_s)
+    known_s = float(tasks_of(plan, plan.topology, known).graph.amount.sum())
+    return max(0.0, measured_s * known.cores - known_s) / len(plan.computes)
 
 
 def _n_cpus() -> int:

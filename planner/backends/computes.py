@@ -28,7 +28,7 @@ _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
 
 def cpu_seconds(plan: Plan, calibration: Calibration) -> NDArray[np.float64]:
     """CPU seconds of each COMPUTE step (rows of `plan.computes`). Raises InputError when the calibration has no such costs."""
-    return np.array([_cpu_s(plan, calibration, row, found) for row, found in enumerate(works_of(plan))])
+    return calibration.compute_s + np.array([_cpu_s(plan, calibration, row, found) for row, found in enumerate(works_of(plan))])
 
 
 def works_of(plan: Plan) -> list[Work]:
