@@ -55,6 +55,11 @@ def with_new_ranks(problem: Problem, new: Sequence[int], like: Sequence[int]) ->
     return Problem(problem.tensors, problem.source, target, max(problem.n_ranks, max(new) + 1), problem.about)
 
 
+def silent_nics(topology: Topology, gone: Sequence[int]) -> dict[int, float]:
+    """Rates for `changed_topology`, by GPU, so that ranks that are gone carry nothing for others; none for GPUs without NICs."""
+    return {gpu: 0.0 for gpu in gone if topology.nic_Bps[gpu] > 0}
+
+
 def changed_topology(topology: Topology, nics: Mapping[int, float], n_ranks: int) -> Topology:
     """The topology with NICs of GPUs as given (bytes per second, 0: down) and units for the ranks; the rest stays."""
     if n_ranks > topology.n_gpus:

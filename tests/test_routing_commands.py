@@ -174,6 +174,17 @@ def test_a_host_that_goes_is_replaced_and_its_gpus_are_left_alone(cli, planned, 
     assert cli("check", str(after))[0] == 0
 
 
+def test_a_process_that_is_gone_has_no_nic_to_silence(cli, tmp_path) -> None:
+    before, after = str(tmp_path / "before.plan"), str(tmp_path / "after.plan")
+    source = ("--from-mesh", "tp=2,dp=2", "--from-placements", "S0,R")
+    target = ("--to-mesh", "dp=2", "--to-placements", "R", "--machine", "cpu-processes")
+    cli("plan", "--shape", "64,8", *source, *target, "-s", "greedy", "-o", before)
+
+    code, _, err = cli("replan", before, "--gone", "3", "-o", after)
+
+    assert (code, cli("check", after)[0]) == (0, 0), err
+
+
 def test_a_change_leaves_alone_what_it_does_not_touch(cli, planned) -> None:
     found = json.loads(cli("replan", planned, "--nic", "9=49GB/s", "--json")[1])
 

@@ -5,7 +5,7 @@ Rule: ranks keep their numbers, and every rank works out the same plan by itself
 
 from collections.abc import Mapping, Sequence
 
-from shardroute.planner.changes import carried_over, changed_topology, with_new_ranks, without_ranks
+from shardroute.planner.changes import carried_over, changed_topology, silent_nics, with_new_ranks, without_ranks
 from shardroute.planner.plans import Plan
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.replans import Replanned, replan
@@ -31,8 +31,7 @@ def plan_after(
     problem = without_ranks(problem, gone) if gone else problem
     topology = changed_topology(plan.topology, {}, problem.n_ranks)
     start = carried_over(plan, topology, gone=gone, new=came, like=like)
-    silent = [rank for rank in gone if topology.nic_Bps[rank] > 0]  # who is gone carries nothing for others
-    rates = dict(nics or {}) | dict.fromkeys(silent, 0.0)
+    rates = dict(nics or {}) | silent_nics(topology, gone)
     return replan(start, problem, changed_topology(topology, rates, problem.n_ranks), options)
 
 

@@ -9,7 +9,7 @@ import typer
 from msgspec import to_builtins
 
 from shardroute.planner.arguments import parse_nics, parse_ranks, ranges_text
-from shardroute.planner.changes import carried_over, changed_topology, with_new_ranks, without_ranks
+from shardroute.planner.changes import carried_over, changed_topology, silent_nics, with_new_ranks, without_ranks
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress, say
 from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, staging_bytes
@@ -146,8 +146,7 @@ def _nics(
         nics.update({gpu: float(topology.nic_Bps[gpu]) * part for gpu in gpus})
     nics.update(parse_nics("--nic", texts))
     nics.update(dict.fromkeys([] if down is None else parse_ranks("--nic-down", down), 0.0))
-    nics.update(dict.fromkeys(gone, 0.0))
-    return nics
+    return nics | silent_nics(topology, gone)
 
 
 def _facts(said: ReplanReport) -> list[tuple[str, str]]:
