@@ -19,6 +19,7 @@ from shardroute.planner.problems import Problem, one_tensor
 from shardroute.planner.routing import optimal
 from shardroute.planner.routing.balance import sent_by, unevenness, with_busiest
 from shardroute.planner.routing.bounds import cuts, demand
+from shardroute.planner.routing.caches import plan_key
 from shardroute.planner.routing.chunked import cut_into_chunks, look_at
 from shardroute.planner.routing.greedy import balanced, with_level
 from shardroute.planner.routing.loads import busiest_s
@@ -266,6 +267,20 @@ def test_of_several_backends_the_cheapest_carries_each_path_and_no_mix_is_slower
     check(mixed)
     assert [set(plan.steps.backend.tolist()) for plan in alone] == [{backend} for backend in every]
     assert predict(mixed, calibration).predicted_s <= 1.001 * min(predict(plan, calibration).predicted_s for plan in alone)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "optimal"])
+def test_who_waits_is_told_a_share_that_only_grows_and_the_plan_is_the_same(strategy) -> None:
+    problem = layout("DP8 -> TP4 x DP4")
+    topology, shares = build_topology(H100, None, problem.n_ranks), []
+
+    plan = make_plan(problem, topology, strategy, options=Options(told=shares.append))
+
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 3
+    assert 0 < shares[0] < shares[-1] <= 1
+    assert plan.digest == make_plan(problem, topology, strategy).digest
+    assert plan_key(problem, topology, strategy, Options(told=shares.append)) == plan_key(problem, topology, strategy, Options())
 
 
 def test_options_that_make_no_sense_are_refused() -> None:

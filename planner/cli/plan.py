@@ -176,8 +176,9 @@ def _planned(
     done: Callable[[float], None],
 ) -> tuple[Plan, list[tuple[str, str]], Prediction | None]:
     """The plan, what its strategy has to say, and its prediction where that was needed to plan."""
+    options = replace(Options() if options is None else options, told=part(done, 0.0, PLANNING_SHARE))
     if strategy == AUTO:
-        choice = choose(problem, topology, calibration, options, progress=done)
+        choice = choose(problem, topology, calibration, replace(options, told=None), progress=done)
         tell(f"chosen: {choice.reason}")
         return choice.plan, [("chosen", choice.reason)], choice.prediction
     if strategy == "optimal":

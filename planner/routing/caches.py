@@ -7,7 +7,7 @@ A plan's key is a digest over all that planning reads. Files are plan files, not
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,8 @@ def plan_key(
     sha = hashlib.sha256()
     if calibration is not None:
         sha.update(msgspec.json.encode(calibration_to_dict(calibration)))
-    about = {"version": VERSION, "strategy": strategy, "options": asdict(options), "topology": topology_to_dict(topology)}
+    asked = asdict(replace(options, told=None))
+    about = {"version": VERSION, "strategy": strategy, "options": asked, "topology": topology_to_dict(topology)}
     sha.update(msgspec.json.encode(about))
     sha.update(msgspec.json.encode([problem.n_ranks, [(t.name, t.shape, t.dtype) for t in problem.tensors], problem.summed]))
     for layout in (problem.source, problem.target):

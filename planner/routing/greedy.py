@@ -46,6 +46,9 @@ RULE_OVER = 1.03
 # Steps of the balanced way up to which `direct` takes part: it wins where latency rules, and else each holder sends all copies
 # itself, in one tangle of flows that takes longest to predict (Qwen3-235B from 128 to 128 GPUs: 10 s).
 DIRECT_STEPS = 10_000
+# Shares of planning that are over when chunks are cut, trees balanced, senders levelled, steps arranged: roughly, as it is with
+# DeepSeek-V3 between 256 and 256 GPUs. For those who wait.
+_CUT, _BALANCED, _LEVELLED, _ARRANGED = 0.1, 0.2, 0.65, 0.9
 
 
 def plan(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
@@ -58,7 +61,8 @@ def plan(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend:
 def one_backend_each(options: Options) -> list[Options]:
     """The options, and where they allow several backends the same with each alone: so a mix is no slower than any one of them."""
     alone = [replace(options, backends=(backend,)) for backend in options.backends]
-    return [options, *(alone if len(alone) > 1 else ())]
+    found = [options, *(alone if len(alone) > 1 else ())]
+    return [each.part(i / len(found), (i + 1) / len(found)) for i, each in enumerate(found)]
 
 
 def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, options: Options) -> list[Entrant]:
@@ -73,15 +77,21 @@ def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, opti
     n_hops = chunked.n_hops
     relay = by_rule(Rule.RELAY, chunked, topology)
     plain = relay
+    options.tell(_CUT)
     if n_hops <= RULE_ALONE_HOPS or relay.busiest_s > chunked.bound_s * RULE_OVER:
         plain = balanced(chunked, topology, GOOD_ENOUGH)
     if n_hops > RULE_ALONE_HOPS:
+        options.tell(_BALANCED)
         alone = [relay] if plain is relay else with_level(chunked, topology, plain, GOOD_ENOUGH, afresh=not long)
+        options.tell(_LEVELLED)
         return [enter(chunked, alone[-1])]
+    options.tell(_BALANCED)
     found = [*with_level(chunked, topology, plain, GOOD_ENOUGH, afresh=not long)]
+    options.tell(_LEVELLED)
     mended = balanced(chunked, topology, GOOD_ENOUGH, relay)
     found += [mended] if long else with_level(chunked, topology, mended, GOOD_ENOUGH, relay, afresh=True)
     entrants = [enter(chunked, trees) for trees in found]
+    options.tell(_ARRANGED)
     entrants.append(_exactly(strategy, Rule.RELAY, whole, topology, backend, options))
     if long:
         return entrants  # bytes are all that counts, and coarse chunks only balance worse

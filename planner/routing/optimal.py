@@ -49,6 +49,9 @@ HOP_COST = 1e-4
 SENDER_COST = 0.01
 # Columns of the program over domains above which it is left out: the cuts are the bound then.
 MOST_DOMAIN_COLUMNS = 400_000
+# Shares of planning that are over when links are balanced by programs, senders levelled, messages chosen, likewise. The rest are
+# the ways of `greedy`.
+_IMPROVED, _LEVELLED, _CARRIED = 0.3, 0.45, 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +87,15 @@ def solution(problem: Problem, whole: Sequence[Pieces], topology: Topology, back
         bound_s = max(bound_s, by_domains)
         if found.busiest_s > bound_s * NEAR_ENOUGH:
             found = _improved(chunked, topology, found, began + options.time_limit_s)
+    options.tell(_IMPROVED)
     level = with_level(chunked, topology, found, MOST_OVER, afresh=True)
+    options.tell(_LEVELLED)
     entrants = [entrant_of("optimal", problem, topology, backend, options, chunked, trees) for trees in level]
     left = max(began + options.time_limit_s - time.perf_counter(), LEAST_TIME_S)
     entrants += [e for trees in level for e in _carried(chunked, topology, backend, options, trees, left / len(level))]
-    entrants += [e for each in one_backend_each(options) for e in ways("optimal", seen, topology, backend, each)]
+    options.tell(_CARRIED)
+    rest = options.part(_CARRIED, 1.0)
+    entrants += [e for each in one_backend_each(rest) for e in ways("optimal", seen, topology, backend, each)]
     plan = best_plan(entrants, topology, problem.n_ranks, options, bound_s, MOST_OVER)
     objective_s = busiest_s(plan)
     return Solution(plan, objective_s, min(bound_s, objective_s), solver)

@@ -1,6 +1,7 @@
 """What a user can ask of a plan beside its strategy."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from shardroute.planner.plans import Backend
 from shardroute.topologies.calibrations import Calibration
@@ -29,6 +30,7 @@ class Options:
     time_limit_s       seconds for a solver
     backends           libraries that may carry steps between GPUs, NVLink and NICs apart; of several, the cheapest by `costs`
     calibration        costs by which ways to route are compared; None: those that ship for the machine, else nominal rates
+    told               is told the share of planning that is done, by `greedy` and `optimal`; no part of what is asked
     """
 
     message_bytes: int | None = None
@@ -37,6 +39,7 @@ class Options:
     time_limit_s: float = TIME_LIMIT_S
     backends: tuple[Backend, ...] = DEFAULT_BACKENDS
     calibration: Calibration | None = None
+    told: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.message_bytes is not None and self.message_bytes < 1:
@@ -49,3 +52,13 @@ class Options:
             raise InputError("backends: expected one or more libraries that GPUs have: NCCL, NCCL_PUT, NVSHMEM")
         if not self.time_limit_s > 0:
             raise InputError(f"time limit: expected more than 0 seconds, found {self.time_limit_s}")
+
+    def tell(self, share: float) -> None:
+        """Tell the share of planning that is done, if anyone wants to know."""
+        if self.told is not None:
+            self.told(share)
+
+    def part(self, first: float, last: float) -> "Options":
+        """The same options for a part of planning, which lasts from `first` to `last` of the whole."""
+        told = self.told
+        return self if told is None else replace(self, told=lambda share: told(first + share * (last - first)))
