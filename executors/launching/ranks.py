@@ -179,13 +179,17 @@ def _watch(board: Board, ranks: dict[int, int]) -> None:
     events.register(ended, select.POLLIN)
     events.register(LIFELINE, select.POLLIN)
     while True:
+        failed: list[int] = []
         while ranks and (found := os.waitpid(-1, os.WNOHANG))[0]:
             rank, code = ranks.pop(found[0]), os.waitstatus_to_exitcode(found[1])
             board.exit_code[rank] = code
-            if code and board.first_failed[0] < 0:
-                board.first_failed[0] = rank
-                with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the caller has calls to read, or is gone
-                    os.write(_CALLER, b"!")
+            if code:
+                failed.append(rank)
+        if failed and board.first_failed[0] < 0:
+            # They are told in no order: a rank that was killed comes before those that then lost it.
+            board.first_failed[0] = min(failed, key=lambda rank: int(board.exit_code[rank]) >= 0)
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the caller has calls to read, or is gone
+                os.write(_CALLER, b"!")
         if not ranks:
             return
         for fd, _ in events.poll():
