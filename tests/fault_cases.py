@@ -7,7 +7,7 @@ N_RANKS = 4
 # What all ranks tell each other, in order: plans, readiness; then before and after each transfer.
 READY, FIRST_END, BEGIN, END = 1, 3, 4, 5
 SOON_S = 2.5  # of transfers that end at their deadline
-FAR_S = 6.0  # of those that must end long before it
+FAR_S = 20.0  # of those that must end long before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,6 +375,7 @@ def test_plan_takes_what_import_wrote(cli, tmp_path, monkeypatch) -> None:
 
     assert code == 0
     assert '--machine "./pod.toml x 2"' in out
+    assert "--calibration dgx-h100 (until" in out
     assert "mlx5_3: left out" in err
     asked = ["--model", "qwen3-0.6b", "--from", "TP4", "--to", "TP8", "--machine", "./pod.toml x 2", "--calibration", "dgx-h100"]
     assert cli("plan", *asked, "--strategy", "direct")[0] == 0

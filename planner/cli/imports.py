@@ -166,4 +166,11 @@ def _show(imported: Imported, output: str) -> None:
             [[r.nic, ", ".join(f"GPU {i}" for i in r.gpus) or "-", r.rail] for r in imported.rails if r.host == first],
             title=f"\nRails of {first}, by the fabric; planning doesn't use them",
         )
-    print_facts("\nplan on it", [("", f'--machine "{_machine_text(imported, output)}"')])
+    print_facts("\nplan on it", [("", f'--machine "{_machine_text(imported, output)}"'), ("", _calibration_text(imported))])
+
+
+def _calibration_text(imported: Imported) -> str:
+    """The costs to plan with until there are measured ones: those of a shipped machine with the same GPUs, else nominal ones."""
+    gpus = {made.machine.gpu for made in imported.machines}
+    alike = [name for name in machine_names() if {load_machine(name).gpu} == gpus]
+    return f"--calibration {alike[0] if alike else 'nominal'} (until `shardroute calibrate` has made yours)"
