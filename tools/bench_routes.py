@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from peers.contenders import Row, arena, contenders
+from peers.contenders import Row, arena, contender_names, contenders
 from peers.layouts import MODELS, TENSORS
 from peers.m2n_wheel import Absent, M2n
 from shardroute.planner.arguments import tensor_problem
@@ -197,6 +197,9 @@ def main() -> None:
     layouts = [name for name in every if name in arguments.only] or every
     machines = [name for name in MACHINES if name in arguments.only] or list(MACHINES)
     only = [name for name in arguments.only if name not in (*every, *MACHINES)]
+    if unknown := [name for name in only if name not in contender_names()]:
+        known = "; ".join((*every, *MACHINES, *contender_names()))
+        parser.error(f"--only {unknown[0]!r}: expected a layout, machine or contender: {known}")
     try:
         wheel: M2n | str = M2n(arguments.wheel)
     except Absent as absent:

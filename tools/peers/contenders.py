@@ -131,15 +131,20 @@ def arena(layout: str, machine: str) -> Arena:
     )  # fmt: skip
 
 
+def contender_names() -> list[str]:
+    """The names of all contenders, in the order of `contenders`."""
+    return [*STRATEGIES, *(f"M2N wheel, {mode}" for mode in WHEEL_MODES), *RULES, "Megatron rounds*"]
+
+
 def contenders(place: Arena, wheel: M2n | str) -> Iterator[tuple[str, Callable[[], Row]]]:
     """Name and run of every contender; `wheel` is the M2N library, or why it is absent."""
-    for strategy in STRATEGIES:
-        yield strategy, partial(_ours, place, strategy)
-    for mode in WHEEL_MODES:
-        yield f"M2N wheel, {mode}", partial(_wheel, place, wheel, mode)
-    for name in RULES:
-        yield name, partial(_rule, place, name)
-    yield "Megatron rounds*", partial(_megatron, place)
+    runs = (
+        *(partial(_ours, place, strategy) for strategy in STRATEGIES),
+        *(partial(_wheel, place, wheel, mode) for mode in WHEEL_MODES),
+        *(partial(_rule, place, name) for name in RULES),
+        partial(_megatron, place),
+    )
+    return zip(contender_names(), runs, strict=True)
 
 
 def _ours(place: Arena, strategy: str) -> Row:
