@@ -17,8 +17,8 @@ from shardroute.planner.simulator import TaskGraph
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
 
-# SMs that are held come first, whatever share of them that is; what is computed has the rest.
-_HELD_FIRST = 1e3
+# The weight of what holds SMs: these come first, whatever share of all they are, and what is computed has the rest.
+HELD_FIRST = 1e3
 
 
 def with_held_sms(
@@ -49,7 +49,7 @@ def with_held_sms(
         delay_s=np.concatenate([graph.delay_s, np.zeros(n)]),
         amount=np.concatenate([graph.amount, share * alone_s]),
         cap=np.concatenate([graph.cap, share]),
-        weight=np.concatenate([graph.weight, np.full(n, _HELD_FIRST)]),
+        weight=np.concatenate([graph.weight, np.full(n, HELD_FIRST)]),
         route_ptr=np.concatenate([graph.route_ptr, graph.route_ptr[-1] + np.arange(1, n + 1)]),
         route_links=np.concatenate([graph.route_links, links.sms(src)]),
         dep_ptr=np.concatenate([graph.dep_ptr, graph.dep_ptr[-1] + np.cumsum(np.bincount(dep_of, minlength=n))]),

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.backends.held_sms import HELD_FIRST
 from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies
 from shardroute.planner.steps.transfers import Flow, Link
 
 _COMPUTE, _RING, _WEIGHTS, _GRADIENTS = range(4)
 _HELD, _HOP, _BLOCK = range(3)
-# SMs that a hop holds are taken first, whatever share of them that is; what is computed has the rest.
-_HELD_FIRST = 1e3
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -116,7 +115,7 @@ class Builder:
         self._delay.append(np.array([0.0, work.hop.start_s, 0.0])[part])
         self._amount.append(amount)
         self._cap.append(np.array([share or 1.0, work.hop.rate_Bps, 1.0])[part])
-        self._weight.append(np.array([_HELD_FIRST, 1.0, 1.0])[part])
+        self._weight.append(np.array([HELD_FIRST, 1.0, 1.0])[part])
         sms = int(Link.SMS) if share else -1
         self._link.append(np.array([sms, int(work.hop.link), sms])[part])
         self._lane.append(np.array([-1, _RING if overlapped else _COMPUTE, _COMPUTE])[part])
