@@ -90,7 +90,11 @@ def simulate_plainly(graph: TaskGraph) -> Floats:
     while np.isnan(finish_s).any():
         for i in range(n):
             if np.isnan(begin_s[i]) and not np.isnan(finish_s[deps[i]]).any():
-                begin_s[i] = max([graph.start_s[i], *finish_s[deps[i]]]) + graph.delay_s[i]
+                ready_s = max([graph.start_s[i], *finish_s[deps[i]]])
+                begin_s[i] = ready_s + graph.delay_s[i]
+                behind = graph.behind[i]
+                if len(deps[i]) and (behind < 0 or finish_s[behind] < ready_s * (1 - 1e-12)):
+                    left[i] += graph.late_amount[i]
         flows = [i for i in range(n) if begin_s[i] <= now_s and np.isnan(finish_s[i])]
         if any(left[i] <= 0 for i in flows):
             for i in flows:

@@ -332,6 +332,39 @@ def test_with_a_tolerance_no_slot_is_held_twice() -> None:
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(held))
 
 
+# What is late
+
+
+def lanes_of_two(seconds: list[float]) -> TaskGraph:
+    """0 and 1 begin two lanes; 2 is behind 1, waits for 0 as well, and takes 2 more if it is late."""
+    graph = graph_of([4.0], [[0]] * 3, seconds, cap=[1.0] * 3, deps=[[], [], [0, 1]])
+    return dataclasses.replace(graph, late_amount=[0.0, 0.0, 2.0], behind=[-1, -1, 1])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_task_whose_lane_was_free_before_it_was_ready_moves_more(compiled: bool) -> None:
+    result = simulate(lanes_of_two([5.0, 3.0, 1.0]), compiled=compiled)
+
+    assert result.finish_s.tolist() == [5.0, 3.0, 8.0]
+    assert result.link_amount.tolist() == [11.0]
+
+
+@pytest.mark.parametrize("other_s", [3.0, 2.0])
+def test_a_task_that_is_ready_when_its_lane_is_free_is_not_late(other_s: float) -> None:
+    assert finish_times(lanes_of_two([other_s, 3.0, 1.0])) == [other_s, 3.0, 4.0]
+
+
+def test_a_task_that_shares_nothing_can_be_late_too() -> None:
+    graph = graph_of([], [[], []], [5.0, 1.0], cap=[1.0, 2.0], deps=[[], [0]])
+
+    assert finish_times(dataclasses.replace(graph, late_amount=[0.0, 2.0])) == [5.0, 6.5]
+
+
+def test_a_task_without_an_amount_can_not_be_late() -> None:
+    with pytest.raises(InputError, match=r"late_amount\[1\]: found 1.0, expected 0 where amount is 0"):
+        dataclasses.replace(graph_of([1.0], [[0], [0]], [1.0, 0.0], deps=[[], [0]]), late_amount=[0.0, 1.0])
+
+
 # Lanes and sets of dependencies
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hand_plans import relay_chain
 
 from shardroute.planner.backends.collectives import Collective, Group, collective_s
 from shardroute.planner.layouts.meshes import Mesh, place
@@ -210,6 +211,17 @@ def test_a_process_that_waits_for_another_pays_for_being_woken() -> None:
 
     copy_s = costs.launch_s + costs.piece_s + 10 * MB / costs.copy_Bps
     assert found.predicted_s == pytest.approx(2 * copy_s + 1e-3)
+
+
+def test_a_process_that_finds_the_step_done_for_which_it_waits_pays_only_for_looking() -> None:
+    # Rank 1 sleeps until its first chunk has come; from then on rank 0 is ahead of it.
+    costs = replace(default_calibration("cpu-processes"), check_s=1e-4, wait_s=1e-3, cores=2.0, figures=())
+    plan = relay_chain(3, 4 * MB, n_chunks=4)
+
+    found = predict(plan, costs, build_topology(load_machine("cpu-processes"), 3))
+
+    copy_s = costs.launch_s + costs.piece_s + costs.run_s + plan.step_bytes[0] / costs.copy_Bps
+    assert found.predicted_s == pytest.approx(copy_s + 1e-3 + 4 * (1e-4 + copy_s))
 
 
 def test_short_rows_cost_a_run_each_on_processes() -> None:

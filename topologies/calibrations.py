@@ -62,9 +62,10 @@ class Calibration:
     launch_s is the time that the issuing rank spends to start one step, or one NCCL group of them; a path's latency comes after
     it, and message_s for each further pair of messages of the group, one sent and one received. piece_s is the time to gather
     or scatter one box of a step (CPU time for kind CPU). cores is how many cores copy at once and copy_Bps the bytes per
-    second that one of them copies, strided boxes included. wait_s is the CPU time to sleep and be woken for a step that
-    waits for another rank's, run_s that of each contiguous run of memory that a strided box lies in, compute_s what a COMPUTE
-    takes beside its arithmetic, such as operands that lie in no cache (all for kind CPU; on GPUs the first two are part of
+    second that one of them copies, strided boxes included. start_s is the CPU time that a thread which computes takes longer for
+    its first step, check_s that which a step takes to see that another rank's, which it waits for, is done, wait_s that to sleep
+    and be woken where it isn't, run_s that of each contiguous run of memory that a strided box lies in, compute_s what a COMPUTE
+    takes beside its arithmetic, such as operands that lie in no cache (all for kind CPU; on GPUs launch and piece are part of
     latency and bandwidth).
     p2p, put and memory say more about a GPU machine's copies, collectives and curves about its collectives; where they
     are None or empty, copies are latency and bandwidth and collectives are reckoned from links. attend_*, grad_* and sums
@@ -85,6 +86,8 @@ class Calibration:
     copy_Bps: float | None
     figures: tuple[Figure, ...] = ()
     message_s: float = 0.0
+    start_s: float = 0.0
+    check_s: float = 0.0
     wait_s: float = 0.0
     run_s: float = 0.0
     compute_s: float = 0.0
@@ -207,6 +210,8 @@ def calibration_from_figures(
         launch_s=value["step.launch"],
         piece_s=value["step.piece"],
         message_s=value.get("step.message", 0.0),
+        start_s=value.get("step.start", 0.0),
+        check_s=value.get("step.check", 0.0),
         wait_s=value.get("step.wait", 0.0),
         run_s=value.get("step.run", 0.0),
         compute_s=value.get("step.compute", 0.0),
@@ -303,8 +308,8 @@ def _values(calibration: Calibration) -> dict[str, float]:
     values = {"step.launch": calibration.launch_s, "step.piece": calibration.piece_s}
     given = {figure.key for figure in calibration.figures}
     optional = {
-        "step.message": calibration.message_s, "step.wait": calibration.wait_s, "step.run": calibration.run_s,
-        "step.compute": calibration.compute_s,
+        "step.message": calibration.message_s, "step.start": calibration.start_s, "step.check": calibration.check_s,
+        "step.wait": calibration.wait_s, "step.run": calibration.run_s, "step.compute": calibration.compute_s,
     }  # fmt: skip
     values |= {key: value for key, value in optional.items() if value != 0 or key in given}
     for table, cost in _costs(calibration).items():

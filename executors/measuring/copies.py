@@ -1,13 +1,16 @@
 """What this machine's processes cost: a calibration fitted to runs of small plans by the very executor that it will predict.
 
-The model (see planner.backends.costs): a step costs its driving rank launch_s + n_pieces * piece_s + n_runs * run_s +
-n_bytes / copy_Bps of CPU time, and wait_s more when it waits for another rank's step; ranks that have work share `cores` cores.
+The model (see planner.backends.cpu_steps): a step costs its driving rank launch_s + n_pieces * piece_s + n_runs * run_s +
+n_bytes / copy_Bps of CPU time, check_s more when it waits for another rank's step, and wait_s when that isn't done yet; the first
+step of a thread that computes costs start_s more. Ranks that have work share `cores` cores.
 
 Four kinds of steps are run by one rank alone: one tiny piece, many small ones, a large one, one of short rows, none of them
-in a cache. Their median times are four equations with four unknowns. Then twice as many ranks as there are CPUs copy at once; the
-CPU time that the model says this takes, over the time that it took, is `cores`. Then many pairs of ranks play ping-pong with
-tiny pieces, so that every step sleeps and is woken while all cores have work: what the model can't explain otherwise is wait_s.
-And a ring of ranks attends to small blocks: what is left there, a block, is compute_s.
+in a cache and, as in a plan, none next to the piece before it. Their median times are four equations with four unknowns. Steps
+that wait for another rank's, long done, give check_s. Then twice as many ranks as there are CPUs copy at once; the CPU time that
+the model says this takes, over the time that it took, is `cores`. Then many pairs of ranks play ping-pong with tiny pieces, so
+that every step sleeps and is woken while all cores have work: what the model can't explain otherwise is wait_s.
+And a ring of ranks attends to small blocks, forward, and backward too: what is left there, a thread and a COMPUTE, are start_s
+and compute_s.
 """
 
 import datetime
@@ -35,6 +38,7 @@ from shardroute.topologies.calibrations import Calibration, calibration_figure, 
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import build_topology
+from shardroute.topologies.units import format_seconds
 
 MACHINE = "cpu-processes"
 LIBRARY = "processes"
@@ -46,7 +50,7 @@ _PIECES_OF_MANY = 500
 # the short ones have rows of 12 B, as a weight has that was shrunk with --scale.
 _TINY, _SMALL, _LARGE, _SHORT = (4, 16), (8, 256), (2048, 512), (2**15, 6)
 # Tokens of each rank of the ring that computes, and how often that runs: tens of milliseconds each.
-_SMALL_BLOCK, _REPEATS_COMPUTING = 128, 15
+_SMALL_BLOCK, _REPEATS_COMPUTING = 64, 15
 # Turns of each pair of ranks that play ping-pong.
 _N_TURNS = 400
 # What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
@@ -76,12 +80,14 @@ def calibrate_here(timeout_s: float = 60.0, progress: Callable[[float], None] | 
     done(_ALONE_DONE)
     cores = _together(launch_s, piece_s, run_s, copy_Bps, timeout_s)
     done(_TOGETHER_DONE)
-    wait_s = _ping_pong(launch_s + piece_s + _TINY[0] * run_s, cores, timeout_s)
+    tiny_s = launch_s + piece_s + _TINY[0] * run_s
+    check_s = _checking(tiny_s, timeout_s)
+    wait_s = _ping_pong(tiny_s + check_s, cores, timeout_s)
     done(_PING_PONG_DONE)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
     source = f"measured on {today} on {where} by running plans, see executors/measuring/copies.py"
-    steps = {"step.launch": launch_s, "step.piece": piece_s, "step.wait": wait_s, "step.run": run_s}
+    steps = {"step.launch": launch_s, "step.piece": piece_s, "step.check": check_s, "step.wait": wait_s, "step.run": run_s}
     cpus = {"cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
     attended = f"measured on {today} on {where} by running attention, see executors/measuring/attention.py"
     tables = attention_figures(timeout_s)
@@ -94,7 +100,8 @@ def calibrate_here(timeout_s: float = 60.0, progress: Callable[[float], None] | 
         ]
         return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
 
-    return found(steps | {"step.compute": _computing(found(steps), timeout_s)})
+    start_s, compute_s = _computing(found(steps), timeout_s)
+    return found(steps | {"step.start": start_s, "step.compute": compute_s})
 
 
 def _untold(_share: float) -> None:
@@ -110,7 +117,8 @@ def _alone(timeout_s: float) -> tuple[float, float, float, float]:
         "large": (_N_LARGE, _LARGE),
         "short": (_N_SHORT, _SHORT),
     }
-    plan = _copies([_rows(name, [(0, 1)], n, piece) for name, (n, piece) in sizes.items()], n_pieces, [(0, 1)] * len(n_pieces))
+    rows = [_rows(name, [(0, 1)], n, piece) for name, (n, piece) in sizes.items()]
+    plan = _copies(rows, n_pieces, [(0, 1)] * len(n_pieces), scattered=True)
     start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
     kind = np.repeat(np.arange(4), [_N_SINGLE, _N_MANY, _N_LARGE, _N_SHORT])[:-1]
     # From start to start, so that what lies between two steps (marks, clocks) is counted as part of launching.
@@ -119,8 +127,10 @@ def _alone(timeout_s: float) -> tuple[float, float, float, float]:
     model = np.stack([np.ones(4), plan.step_pieces[example], step_runs(plan)[example], plan.step_bytes[example]], axis=1)
     launch_s, piece_s, run_s, byte_s = np.linalg.solve(model, medians).tolist()
     if launch_s < 0 or piece_s < 0 or byte_s <= 0:
+        took = ", ".join(f"{format_seconds(s)} {what}" for what, s in zip(sizes, medians.tolist(), strict=True))
         raise RunError(
-            f"steps took {medians.tolist()} s, which no such costs explain; is the machine busy? Measure when it is idle"
+            f"copies took {took} (medians by the size of their pieces), which no costs a step, a piece and a byte explain; "
+            "is the machine busy? Measure when it is idle"
         )
     return launch_s, piece_s, max(run_s, 0.0), 1 / byte_s
 
@@ -141,6 +151,17 @@ def _together(launch_s: float, piece_s: float, run_s: float, copy_Bps: float, ti
     return min(work_s / measured_s, float(n_cpus))
 
 
+def _checking(step_s: float, timeout_s: float) -> float:
+    """check_s, from two ranks: one makes tiny copies, then the other makes as many, each of which waits for one of those."""
+    rows = [_rows("first", [(0, 2)], _N_SINGLE, _TINY), _rows("second", [(1, 2)], _N_SINGLE, _TINY)]
+    waits_for = np.r_[_N_SINGLE - 1, np.arange(_N_SINGLE - 1)]  # the first for the last, so all others find theirs done
+    after = np.r_[np.full(_N_SINGLE, -1), waits_for]
+    pairs = [(0, 2)] * _N_SINGLE + [(1, 2)] * _N_SINGLE
+    plan = _copies(rows, [1] * len(pairs), pairs, after=after, scattered=True)
+    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
+    return max(0.0, float(np.median(np.diff(start_s[_N_SINGLE:]))) - step_s)
+
+
 def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
     """wait_s, from pairs of ranks that send each other tiny pieces in turn; step_s is what a step costs otherwise."""
     n_pairs = 4 * _n_cpus()
@@ -157,18 +178,23 @@ def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
     return max(0.0, measured_s * cores / len(plan.steps) - step_s)
 
 
-def _computing(known: Calibration, timeout_s: float) -> float:
-    """compute_s, from a ring of ranks that attend to small blocks: the CPU time that nothing known explains, a COMPUTE step.
+def _computing(known: Calibration, timeout_s: float) -> tuple[float, float]:
+    """start_s and compute_s, from a ring of ranks that attend to small blocks: the CPU time that nothing known explains.
 
-    The median trial, since what the system takes to bring ranks to free cores belongs to it.
+    Forward there are few COMPUTE steps a thread, and with a backward pass behind it many: two equations. By the median trial, as
+    what the system takes to bring threads to free cores belongs to it.
     """
     assert known.cores is not None
     n_ranks = 2 * _n_cpus()
     call = Attention((_SMALL_BLOCK * n_ranks,), n_ranks, 4, 2, 64, dtype="f32")
-    plan = ring_plan(call, build_topology(load_machine(MACHINE), min_gpus=n_ranks), "ring", Pass.RECOMPUTE)
-    measured_s = statistics.median(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_COMPUTING).trials_s)
-    known_s = float(tasks_of(plan, plan.topology, known).graph.amount.sum())
-    return max(0.0, measured_s * known.cores - known_s) / len(plan.computes)
+    left_s, n_steps = np.zeros(2), np.zeros(2)
+    for i, which in enumerate((Pass.FORWARD, Pass.RECOMPUTE)):
+        plan = ring_plan(call, build_topology(load_machine(MACHINE), min_gpus=n_ranks), "ring", which)
+        measured_s = statistics.median(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_COMPUTING).trials_s)
+        left_s[i] = measured_s * known.cores - float(tasks_of(plan, plan.topology, known).graph.amount.sum())
+        n_steps[i] = len(plan.computes)
+    compute_s = max(0.0, float((left_s[1] - left_s[0]) / (n_steps[1] - n_steps[0])))
+    return max(0.0, float(left_s.mean() - compute_s * n_steps.mean())) / n_ranks, compute_s
 
 
 def _n_cpus() -> int:
@@ -197,21 +223,24 @@ def _copies(
     pairs: Sequence[tuple[int, int]],
     order: Ints | None = None,
     after: Ints | None = None,
+    *,
+    scattered: bool = False,
 ) -> Plan:
     """The plan that copies all pieces: bundle i takes the next n_pieces[i] from rank pairs[i][0] to rank pairs[i][1].
 
-    Steps carry the bundles in turn, or in `order`; `after` is for each step the one that it waits for, -1 for none.
+    Steps carry the bundles in turn, or in `order`; `after` is for each step the one that it waits for, -1 for none. Pieces of a
+    tensor are taken in turn, or `scattered`: in an order of no pattern, the same each time, if all are one rank's.
     """
     names = tuple((r.tensor.name,) for r in rows)
     source, target = Layout(tuple(r.source for r in rows), names), Layout(tuple(r.target for r in rows), names)
     n, n_ranks = len(n_pieces), int(max(max(pair) for pair in pairs)) + 1
     order = np.arange(n) if order is None else order
     after = np.full(n, -1) if after is None else after
-    counts = [len(r.boxes.lo) for r in rows]
+    counts, shuffle = [len(r.boxes.lo) for r in rows], np.random.default_rng(0)
     bundles = Bundles(
         np.cumsum([0, *n_pieces]),
         np.repeat(np.arange(len(rows)), counts).astype(np.int32),
-        np.concatenate([np.arange(c) for c in counts]).astype(np.int32),
+        np.concatenate([shuffle.permutation(c) if scattered else np.arange(c) for c in counts]).astype(np.int32),
         np.full(sum(counts), -1),
     )
     ends = np.array(pairs, dtype=np.int32)[order]

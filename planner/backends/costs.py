@@ -44,7 +44,8 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration) -> PlanTa
     cpu = topology.machine.kind is MachineKind.CPU
     tasks = cpu_tasks(plan, calibration) if cpu else _gpu_tasks(plan, topology, calibration, links)
     first = np.searchsorted(tasks.step, np.arange(len(plan.steps) + 1)).astype(np.int64)
-    dep_sets = [_after(plan, first), in_order(tasks.lane)]
+    lane_ptr, lane_tasks = in_order(tasks.lane)
+    dep_sets = [_after(plan, first), (lane_ptr, lane_tasks)]
     if not cpu:
         dep_sets.append(_collectives_in_order(plan, first))
     dep_ptr, dep_tasks = merge_dependencies(*dep_sets)
@@ -55,9 +56,12 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration) -> PlanTa
     if tasks.engine is not None and (tasks.engine >= 0).any():
         dep_ptr, dep_tasks = merge_dependencies((dep_ptr, dep_tasks), in_order(tasks.engine))
     n = len(tasks.step)
+    behind = np.full(n, -1)
+    behind[np.diff(lane_ptr) > 0] = lane_tasks
     graph = TaskGraph(
         start_s=np.zeros(n), delay_s=delay_s, amount=tasks.amount, cap=tasks.cap, weight=np.ones(n),
         route_ptr=tasks.route_ptr, route_links=tasks.route_links, dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=links.capacity,
+        late_amount=np.zeros(n) if tasks.late is None else tasks.late, behind=behind,
     )  # fmt: skip
     if not cpu and len(plan.computes):
         graph = with_held_sms(graph, first, plan, topology, calibration, links)

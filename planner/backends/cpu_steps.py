@@ -1,7 +1,7 @@
 """Steps on a CPU machine: a rank is one thread that runs all its steps in plan order; a step is CPU time.
 
-Its launch, its wait for another rank's step, its pieces, their runs and their bytes; the cores are shared fairly by the ranks
-that have work.
+Its launch, its look whether another rank's step is done, its sleep until it is, its pieces, their runs and their bytes; the
+cores are shared fairly by the ranks that have work.
 """
 
 import numpy as np
@@ -46,7 +46,10 @@ def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
     amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
     if plan.attention is not None or plan.problem.summed:
         amount += _computed_s(plan, calibration)[step]
-    amount += calibration.wait_s * np.repeat(_waits(plan), size)
+    waits = np.repeat(_waits(plan), size)
+    threads, first = np.unique(rank, return_index=True)
+    amount[first[threads >= plan.problem.n_ranks]] += calibration.start_s
+    amount += calibration.check_s * waits + calibration.wait_s * (waits & ~copy[step])
     if calibration.run_s:  # a collective's runs are those of all its members together: pieces, shared out as its bytes are
         share = n_pieces / np.maximum(np.repeat(plan.step_pieces, size), 1)
         amount += calibration.run_s * np.repeat(step_runs(plan), size) * share
@@ -60,6 +63,7 @@ def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
         np.arange(n + 1),
         np.zeros(n, dtype=np.int32),
         int(n_bytes.sum()),
+        late=calibration.wait_s * (waits & copy[step]),
     )
 
 
@@ -80,7 +84,7 @@ def _computed_s(plan: Plan, calibration: Calibration) -> NDArray[np.float64]:
 
 
 def _waits(plan: Plan) -> NDArray[np.bool_]:
-    """Which steps wait for a step that another rank drives; collectives always do."""
+    """Which steps wait for a step that another rank drives; collectives always do, and sleep."""
     steps = plan.steps
     waits: NDArray[np.bool_] = steps.op != Op.COPY
     owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))

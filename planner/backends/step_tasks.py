@@ -12,7 +12,8 @@ from shardroute.planner.layouts.fragments import Ints
 class StepTasks:
     """Columns, one row a task: its step, its lane and engine (-1: none), its cost and its route (CSR); steps ascend.
 
-    Tasks of one lane run one after the other, and so do those of one engine. n_bytes is what all of them copy or send.
+    Tasks of one lane run one after the other, and so do those of one engine. A task's amount is `late` more (None: none's is)
+    if its lane was free before all that it waits for was done. n_bytes is what all of them copy or send.
     """
 
     step: Ints
@@ -24,3 +25,4 @@ class StepTasks:
     route_links: NDArray[np.int32]
     n_bytes: int
     engine: NDArray[np.int32] | None = None
+    late: NDArray[np.float64] | None = None

@@ -86,7 +86,8 @@ def simulate(
 def _result(graph: TaskGraph, columns: kernel.State) -> SimulationResult:
     finish_s = np.array(columns.task_times[kernel.FINISH_S])
     owner = np.repeat(np.arange(graph.n_tasks), np.diff(graph.route_ptr))
-    link_amount = np.bincount(graph.route_links, graph.amount[owner], graph.n_links).astype(np.float64)
+    amount = np.array(columns.task_times[kernel.AMOUNT])
+    link_amount = np.bincount(graph.route_links, amount[owner], graph.n_links).astype(np.float64)
     has_capacity = graph.capacity > 0
     return SimulationResult(
         ready_s=np.array(columns.task_times[kernel.READY_S]),
@@ -117,16 +118,18 @@ def _lower(graph: TaskGraph) -> kernel.State:
     counts = np.zeros(11, np.int64)
     counts[kernel.N_TASKS], counts[kernel.N_LINKS], counts[kernel.N_LEAVES] = n, m, n_leaves
 
-    task_times = np.zeros((8, n))
+    task_times = np.zeros((9, n))
     task_times[kernel.DELAY_S] = graph.delay_s
     task_times[kernel.AMOUNT] = graph.amount
     task_times[kernel.ALONE_S] = graph.amount / np.minimum(peak, graph.cap)
     task_times[kernel.READY_S] = graph.start_s
-    task_codes = np.zeros((9, n), np.int64)
+    task_times[kernel.LATE] = graph.late_amount
+    task_codes = np.zeros((10, n), np.int64)
     task_codes[kernel.CLASS] = class_of
     task_codes[kernel.N_MISSING] = n_missing
     task_codes[kernel.NEXT_FROM], task_codes[kernel.NEXT_TO] = next_ptr[:-1], next_ptr[1:]
     task_codes[kernel.RESOURCE] = graph.resource
+    task_codes[kernel.BEHIND] = graph.behind
     due = np.flatnonzero(n_missing == 0)
     asks = graph.resource[due] >= 0
     due_s = graph.start_s[due] + np.where(asks, 0.0, graph.delay_s[due])

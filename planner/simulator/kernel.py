@@ -64,10 +64,12 @@ class State(NamedTuple):
 # comes that is no end of a flow, by (time, code), code being the task plus n times: 0, its delay is over; 1, it has moved what
 # it moves without a link; 2, it asks for its resource; 3, it gives that back. GOAL and QUEUE are a heap for each class, from
 # QUEUE_FROM on: service at which a flow ends. FINISH_S is also when a task on its way will, as far as known, have been done.
-DELAY_S, AMOUNT, ALONE_S, READY_S, START_S, FINISH_S, DUE_S, GOAL = range(8)
+# LATE: what is added to AMOUNT where the task waits for more than BEHIND.
+DELAY_S, AMOUNT, ALONE_S, READY_S, START_S, FINISH_S, DUE_S, GOAL, LATE = range(9)
 # task_codes. CLASS -1: the task shares nothing, and takes ALONE_S after its delay. RESOURCE -1: it needs none. AFTER: the task
 # behind it in the queue of its resource. BATCH: list of the tasks whose start (task + n) or end (task) a solve takes together.
-CLASS, N_MISSING, NEXT_FROM, NEXT_TO, DUE_CODE, QUEUE, RESOURCE, AFTER, BATCH = range(9)
+# BEHIND: a task that it waits for without being late; -1 for none.
+CLASS, N_MISSING, NEXT_FROM, NEXT_TO, DUE_CODE, QUEUE, RESOURCE, AFTER, BATCH, BEHIND = range(10)
 # class_rates. DEMAND: count * weight. LOAD: count * rate as last added to USE. SERVICE_S: when SERVICE was true. RATE is 0 from
 # the start of a first flow until its first solve.
 LEVEL, DEMAND, LOAD, WEIGHT, CAP, RATE, SERVICE, SERVICE_S = range(8)
@@ -181,6 +183,15 @@ def make_due(s: State, time_s: float, code: int) -> None:
     s.counts[N_DUE] += 1
 
 
+def come_late(s: State, task: int) -> None:
+    """Add what a task takes more if it has waited for others since the task that it is behind was done."""
+    times, behind = s.task_times, s.task_codes[BEHIND][task]
+    if behind < 0 or times[FINISH_S][behind] < times[READY_S][task] * (1.0 - ROUNDING):
+        amount = times[AMOUNT][task]
+        times[AMOUNT][task] = amount + times[LATE][task]
+        times[ALONE_S][task] *= times[AMOUNT][task] / amount
+
+
 def finish(s: State, task: int, time_s: float) -> None:
     """Record the end of a task, give its resource back, and make due what waited for it last."""
     times, codes, counts = s.task_times, s.task_codes, s.counts
@@ -194,6 +205,8 @@ def finish(s: State, task: int, time_s: float) -> None:
         ready_s[waiting] = max(ready_s[waiting], time_s)
         n_missing[waiting] -= 1
         if n_missing[waiting] == 0:
+            if times[LATE][waiting] > 0.0:
+                come_late(s, waiting)
             if codes[RESOURCE][waiting] >= 0:
                 make_due(s, ready_s[waiting], waiting + 2 * counts[N_TASKS])
             else:
@@ -747,7 +760,7 @@ def advance(s: State, tolerance: float, max_work: int) -> bool:
 
 # What is compiled, callees first.
 FUNCTIONS = (
-    *("sift_down", "push", "pop", "set_end", "note_change", "make_due", "finish", "ask", "give_back", "next_end_s", "end_first"),
-    *("begin", "take_other", "take_batch", "attach", "detach", "water_level", "find_floor", "seed", "spread", "fill", "settle"),
-    *("adopt_rates", "solve_changed", "advance"),
+    *("sift_down", "push", "pop", "set_end", "note_change", "make_due", "come_late", "finish", "ask", "give_back"),
+    *("next_end_s", "end_first", "begin", "take_other", "take_batch", "attach", "detach", "water_level", "find_floor"),
+    *("seed", "spread", "fill", "settle", "adopt_rates", "solve_changed", "advance"),
 )

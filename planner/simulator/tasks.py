@@ -29,6 +29,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "dep_ptr": np.int64,
     "dep_tasks": np.int32,
     "resource": np.int64,
+    "behind": np.int64,
     "n_slots": np.int64,
 }
 
@@ -48,6 +49,9 @@ class TaskGraph:
     A task with a `resource` (-1: none; left out: none has one) holds one of that resource's `n_slots` from before its delay to
     its finish, alone. Slots go to tasks in the order in which these became ready; of those ready at once, to the smaller index.
 
+    A task moves `late_amount` more (left out: 0) if it became ready later than when task `behind` was done, one of those that it
+    waits for (-1: if it waits for any): what it costs to go on after a wait, where `behind` is the task before it in its lane.
+
     Raises InputError for columns of wrong shape, range or order (naming column and row), PlanError for a task that could
     never finish: an amount to move over a link of capacity 0, or at an unlimited rate without a route.
     """
@@ -64,17 +68,20 @@ class TaskGraph:
     capacity: Floats
     resource: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     n_slots: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    late_amount: Floats = field(default_factory=lambda: np.zeros(0))
+    behind: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
         for each in fields(self):
             column = _column(each.name, getattr(self, each.name))
             object.__setattr__(self, each.name, column)
         n = len(self.start_s)
-        if not len(self.resource):
-            object.__setattr__(self, "resource", _column("resource", np.full(n, -1)))
-        for name in ("delay_s", "amount", "cap", "weight", "resource"):
+        for name, value in (("resource", -1), ("late_amount", 0.0), ("behind", -1)):
+            if not len(getattr(self, name)):
+                object.__setattr__(self, name, _column(name, np.full(n, value)))
+        for name in ("delay_s", "amount", "cap", "weight", "resource", "late_amount", "behind"):
             _check_length(name, len(getattr(self, name)), n, "one row a task, as start_s has")
-        for name in ("start_s", "delay_s", "amount", "capacity"):
+        for name in ("start_s", "delay_s", "amount", "late_amount", "capacity"):
             _check_rows(name, getattr(self, name), lambda x: (x >= 0) & np.isfinite(x), "finite and >= 0")
         _check_rows("cap", self.cap, lambda x: x > 0, "> 0 (inf for none)")
         _check_rows("weight", self.weight, lambda x: (x > 0) & np.isfinite(x), "finite and > 0")
@@ -91,6 +98,8 @@ class TaskGraph:
         _check_rows("resource", self.resource, lambda x: (x >= -1) & (x < n_resources), f"-1 (none) or one of {n_resources}")
         _check_rows("n_slots", self.n_slots, lambda x: x > 0, "> 0")
         _check_rows("dep_tasks", self.dep_tasks, lambda x: (x >= 0) & (x < owner), "a task before its own index")
+        _check_rows("behind", self.behind, lambda x: (x >= -1) & (x < np.arange(n)), "-1 (none) or a task before its own index")
+        _check_rows("late_amount", self.late_amount, lambda x: (x == 0) | (self.amount > 0), "0 where amount is 0")
         self._check_can_finish()
 
     def _check_can_finish(self) -> None:

@@ -52,6 +52,19 @@ def test_every_task_finishes_when_a_plain_simulator_says(graph: TaskGraph) -> No
     np.testing.assert_allclose(result.finish_s, expected_s, rtol=1e-9)
 
 
+@given(graphs(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_tasks_that_are_late_move_more_as_a_plain_simulator_says(graph: TaskGraph, data: st.DataObject) -> None:
+    late = [data.draw(st.sampled_from([0.0, 1.0, 2.5])) if amount > 0 else 0.0 for amount in graph.amount]
+    waits_for = [graph.dep_tasks[first:last].tolist() for first, last in itertools.pairwise(graph.dep_ptr)]
+    behind = [data.draw(st.sampled_from([-1, *tasks])) for tasks in waits_for]
+    graph = dataclasses.replace(graph, late_amount=late, behind=behind)
+
+    result = simulate(graph, compiled=False)
+
+    np.testing.assert_allclose(result.finish_s, simulate_plainly(graph), rtol=1e-9)
+
+
 @given(graphs())
 @settings(max_examples=200, deadline=None)
 def test_max_min_rates_between_the_events_move_every_amount_exactly(graph: TaskGraph) -> None:
