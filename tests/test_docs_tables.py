@@ -3,7 +3,7 @@
 import docs_tables
 import pytest
 
-from shardroute.planner.validation.published import published_refits
+from shardroute.planner.validation.published import assumed_refits, published_refits
 from shardroute.planner.validation.refits import refit_rows
 
 # Refits that take less than a second each; all of them take half a minute.
@@ -37,6 +37,11 @@ def test_the_page_has_every_refit_that_is_counted() -> None:
     counted = [row for row in published_refits() if not row.group.startswith("early")]
 
     assert len(docs_tables.table_of("refits").splitlines()) == 2 + len(counted)
+
+
+def test_the_page_has_every_refit_that_stands_beside_and_both_goals() -> None:
+    assert len(docs_tables.table_of("beside").splitlines()) == 2 + len(assumed_refits())
+    assert [line.count("unseen") for line in docs_tables.table_of("goals").splitlines()[2:]] == [1, 1]
 
 
 def test_only_what_stands_between_the_marks_is_replaced() -> None:

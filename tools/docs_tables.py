@@ -1,6 +1,6 @@
 """Writes the tables of predictions beside published measurements into the pages of docs/, between two marks.
 
-    python tools/docs_tables.py            predict everything anew (half a minute) and write what has changed
+    python tools/docs_tables.py            predict everything anew (most of a minute) and write what has changed
     python tools/docs_tables.py --check    the same, but write nothing: exit code 1 says that a page is stale
 
 A page has `<!-- table: NAME -->` and `<!-- end of table -->`, each on a line of its own, around a table that nobody edits.
@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from shardroute.planner.validation.published import PublishedRefit, published_refits
-from shardroute.planner.validation.refits import refit_rows
+from shardroute.planner.validation.goals import REFITS, Goal, goal_of
+from shardroute.planner.validation.published import PublishedRefit, assumed_refits, published_refits
+from shardroute.planner.validation.refits import forecasts, refit_rows
 from shardroute.planner.validation.report import collective_report
 from shardroute.planner.validation.ring import RingReport, ring_report
 from shardroute.planner.validation.rows import Summary, ValidationRow, summarise
@@ -63,8 +64,8 @@ def collectives() -> str:
 def refit_cells(published: PublishedRefit, row: ValidationRow) -> list[str]:
     """The cells of one refit."""
     star = " *" if published.fitted else ""
-    bulk = "'s feed-forward weights" if published.bulk_only else ""
-    what = f"{published.model}{bulk} {published.source_spec} to {published.target_spec}"
+    stored = f" in {published.precision}" if published.precision else ""
+    what = f"{published.model}{stored} {published.source_spec} to {published.target_spec}"
     source = f"[{published.origin.title.removesuffix(' (vendor)')}]({published.origin.url})"
     low, high = (format_seconds(seconds) for seconds in (published.low_s, published.high_s))
     times = low if low == high else f"{low} to {high}"
@@ -76,7 +77,7 @@ REFIT_HEAD: Final = ("refit", "machine", "source", "published", "predicted", "er
 
 
 def _refits() -> tuple[Sequence[PublishedRefit], Sequence[ValidationRow]]:
-    """All published refits with their rows, in one order; half a minute."""
+    """All published refits with their rows, in one order; most of a minute."""
     published = published_refits()
     return published, list(refit_rows(published))
 
@@ -124,7 +125,34 @@ def refit_tables() -> Mapping[str, str]:
         summarise("early versions of NeMo RL, by `m2n-pack`, not counted", [row for row in rows if row.kind != "refit"]),
     ]
     table = markdown(REFIT_HEAD, [refit_cells(of, row) for of, row in stated], REFIT_HEAD[3:7])
-    return {"refits": table, "refit-summaries": summaries(found)}
+    goals = [collective_report().goal, goal_of("refits, unseen", [row for _, row in stated], REFITS)]
+    return {"refits": table, "refit-summaries": summaries(found), "goals": _goals(goals), "beside": _beside()}
+
+
+def _goals(goals: Iterable[Goal]) -> str:
+    """The goals, and what has come of them."""
+    head = ["goal for", "rows", "median", "should be below", "worst", "should be below", "rows that miss"]
+    rows = [
+        [
+            goal.name, f"{goal.n_rows:,}", share(goal.median), share(goal.median_below), share(goal.worst),
+            share(goal.worst_below), str(len(goal.misses)),
+        ]
+        for goal in goals
+    ]  # fmt: skip
+    return markdown(head, rows, head[1:])
+
+
+def _beside() -> str:
+    """Refits without a published number, or without what it was measured on."""
+    head = ["refit", "strategy", "said", "predicted", "what is assumed"]
+    rows = [
+        [
+            row.name, case.strategy, "not found" if row.published_s is None else format_seconds(row.published_s),
+            format_seconds(row.predicted_s), case.note,
+        ]
+        for case, row in zip(assumed_refits(), forecasts(), strict=True)
+    ]  # fmt: skip
+    return markdown(head, rows, ["said", "predicted"])
 
 
 def quick_tables() -> Mapping[str, str]:
@@ -155,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the tables, or say which pages are stale."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
-    parser.add_argument("--quick", action="store_true", help="leave out refits, which take half a minute")
+    parser.add_argument("--quick", action="store_true", help="leave out refits, which take most of a minute")
     given = parser.parse_args(arguments)
     parts: list[Callable[[], Mapping[str, str]]] = [quick_tables] if given.quick else [quick_tables, refit_tables]
     tables = {name: table for part in parts for name, table in part().items()}

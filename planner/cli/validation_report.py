@@ -6,11 +6,12 @@ import msgspec
 
 from shardroute.planner.cli.output import print_json, print_table, progress
 from shardroute.planner.cli.summaries import print_summaries, share_text, unpadded
+from shardroute.planner.validation.goals import Goal
 from shardroute.planner.validation.report import Report, by_series, collective_report, refit_report
-from shardroute.planner.validation.rows import Summary, ValidationRow
+from shardroute.planner.validation.rows import Forecast, Summary, ValidationRow
 from shardroute.topologies.units import format_seconds
 
-# Of the many collectives, those that miss most are shown; --rows shows all.
+# Of the rows that miss a goal, those that miss most are shown; --rows shows all.
 _SHOWN = 12
 
 
@@ -42,12 +43,49 @@ class LeftOutRow(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ForecastRow(msgspec.Struct, frozen=True):
+    """A prediction beside the rows; published_s and error are null where no number was found, the note says what is assumed."""
+
+    series: str
+    name: str
+    published_s: float | None
+    predicted_s: float
+    error: float | None
+    how: str
+    note: str
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """A row that misses its goal, and the likely reason. The error is that of a prediction that hasn't seen it."""
+
+    series: str
+    name: str
+    error: float
+    reason: str
+
+
+class GoalRow(msgspec.Struct, frozen=True):
+    """A goal for rows that no prediction has seen, as shares: the median and the worst error, and what they should stay below."""
+
+    name: str
+    n_rows: int
+    median_error: float
+    median_below: float
+    median_met: bool
+    worst_error: float
+    worst_below: float
+    worst_met: bool
+    misses: list[Missed]
+
+
 class Validated(msgspec.Struct, frozen=True):
     """Published rows beside predictions; the field names are those of `validate --json`, and stay."""
 
     rows: list[PublishedRow]
     summaries: list[Summary]
     not_predicted: list[LeftOutRow]
+    beside: list[ForecastRow]
+    goals: list[GoalRow]
 
 
 def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) -> None:
@@ -67,12 +105,11 @@ def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) ->
             stated, early = ([row for row in report.rows if (row.kind == "refit") is is_stated] for is_stated in (True, False))
             _print_refits("Refits; left out: with the host's time a weight from the other rows", stated)
             _print_refits("\nEarly versions, whose strategy isn't stated: beside m2n-pack, and not counted", early)
+            _print_forecasts(report.beside)
         elif rows:
             _print_collectives("Collectives", report.rows)
         else:
             print_summaries("Collectives, by series (--rows shows each row)", by_series(report.rows))
-            worst = sorted(report.rows, key=lambda row: -abs(row.judged_error or 0.0))[:_SHOWN]
-            _print_collectives(f"The {_SHOWN} that miss most", worst)
     for _, report in reports:
         if report.skipped:
             print_table(
@@ -82,6 +119,7 @@ def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) ->
                 title="\nPublished, but not predicted",
             )
     print_summaries("Together", [summary for _, report in reports for summary in report.summaries])
+    _print_goals([report.goal for _, report in reports], rows)
 
 
 def _print_refits(title: str, rows: Sequence[ValidationRow]) -> None:
@@ -97,6 +135,53 @@ def _print_refits(title: str, rows: Sequence[ValidationRow]) -> None:
         right=["published", "predicted", "error", "left out"],
         title=title,
     )  # fmt: skip
+
+
+def _print_forecasts(rows: Sequence[Forecast]) -> None:
+    print_table(
+        ["refit", "published", "predicted", "error", "by"],
+        [
+            [
+                row.name, "not found" if row.published_s is None else format_seconds(row.published_s),
+                format_seconds(row.predicted_s), share_text(row.error, "+"), f"{row.how}; {row.note}",
+            ]
+            for row in rows
+        ],
+        right=["published", "predicted", "error"],
+        title="\nWithout a published number, or without what it was measured on: under what is assumed, and not counted",
+    )  # fmt: skip
+
+
+def _print_goals(goals: Sequence[Goal], rows: bool) -> None:
+    print_table(
+        ["goal for", "rows", "median", "worst", "rows that miss"],
+        [
+            [
+                goal.name, f"{goal.n_rows:,}", _held(goal.median, goal.median_below, goal.median_met),
+                _held(goal.worst, goal.worst_below, goal.worst_met), str(len(goal.misses)),
+            ]
+            for goal in goals
+        ],
+        right=["rows", "rows that miss"],
+        title="\nGoals, for predictions that haven't seen their row",
+    )  # fmt: skip
+    missed = [(goal, goal.misses if rows else goal.misses[:_SHOWN]) for goal in goals if goal.misses]
+    for goal, shown in missed:
+        part = "" if len(shown) == len(goal.misses) else f": {len(shown)} of {len(goal.misses)}, --rows shows all"
+        print_table(
+            ["row", "error", "likely reason"],
+            [[f"{row.name}: {row.series}", share_text(row.judged_error, "+"), _reason(row)] for row in shown],
+            right=["error"],
+            title=f"\nWhat misses the goal for {goal.name}{part}",
+        )
+
+
+def _held(error: float, below: float, met: bool) -> str:
+    return f"{error:.1%}, below {below:.0%}: {'met' if met else 'missed'}"
+
+
+def _reason(row: ValidationRow) -> str:
+    return row.note or "unknown"
 
 
 def _print_collectives(title: str, rows: Sequence[ValidationRow]) -> None:
@@ -126,4 +211,17 @@ def _as_json(reports: Sequence[Report]) -> Validated:
         ],
         summaries=[unpadded(found) for report in reports for found in report.summaries],
         not_predicted=[LeftOutRow(left.n_rows, left.what, left.reason) for report in reports for left in report.skipped],
+        beside=[
+            ForecastRow(row.series, row.name, row.published_s, row.predicted_s, row.error, row.how, row.note)
+            for report in reports
+            for row in report.beside
+        ],
+        goals=[_goal_row(report.goal) for report in reports],
+    )  # fmt: skip
+
+
+def _goal_row(goal: Goal) -> GoalRow:
+    return GoalRow(
+        goal.name, goal.n_rows, goal.median, goal.median_below, goal.median_met, goal.worst, goal.worst_below, goal.worst_met,
+        [Missed(row.series, row.name, row.judged_error or 0.0, _reason(row)) for row in goal.misses],
     )  # fmt: skip

@@ -54,19 +54,24 @@ def is_split(comm: Comm, n_replicas: int) -> bool:
 def chains(n_holders: int, needers: Sequence[int], topology: Topology, comm: Comm) -> list[Chain]:
     """The chains by which `needers`, the ranks of one destination shard, get a copy from `n_holders` source replicas."""
     if comm.whole and comm.n_ranks <= _LARGE:
-        return _uniform(n_holders, needers, topology)
+        return by_replicas(n_holders, needers, topology)
+    if not is_split(comm, len(needers)):
+        return by_domains(n_holders, needers, topology)
     nodes = _nodes(needers, topology)
-    if is_split(comm, len(needers)):
-        n_chains = min(n_holders, len(needers), len(nodes))
-        if comm.n_ranks > _LARGE:
-            n_chains = min(n_chains, 1 if comm.n_domains > len(needers) else _MOST_SENDERS)
-        return [Chain(i, tuple(nodes[i::n_chains])) for i in range(n_chains)]
-    # Source replica i serves domain i, the rest are idle; with fewer replicas than domains each serves several in a row.
+    n_chains = min(n_holders, len(needers), len(nodes))
+    if comm.n_ranks > _LARGE:
+        n_chains = min(n_chains, 1 if comm.n_domains > len(needers) else _MOST_SENDERS)
+    return [Chain(i, tuple(nodes[i::n_chains])) for i in range(n_chains)]
+
+
+def by_domains(n_holders: int, needers: Sequence[int], topology: Topology) -> list[Chain]:
+    """M2N's NODE_AWARE: source replica i serves domain i, the rest are idle; with fewer replicas each serves several in a row."""
+    nodes = _nodes(needers, topology)
     return [Chain(i, part) for i, part in enumerate(_dealt(nodes, min(n_holders, len(nodes))))]
 
 
-def _uniform(n_holders: int, needers: Sequence[int], topology: Topology) -> list[Chain]:
-    """By replicas alone: even ranges of destination replicas for each source replica, or the first of each group of these."""
+def by_replicas(n_holders: int, needers: Sequence[int], topology: Topology) -> list[Chain]:
+    """M2N's UNIFORM: even ranges of destination replicas for each source replica, or the first of each group of these."""
     if n_holders >= len(needers):
         groups = np.array_split(np.arange(n_holders), len(needers))
         return [Chain(int(group[0]), ((rank,),)) for group, rank in zip(groups, needers, strict=True)]

@@ -1,6 +1,7 @@
 """Published measurements that ship with shardroute: small tables, each row with its source and the system it was taken on."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from shardroute.planner.backends.channels import Traffic
 from shardroute.planner.backends.tuning import Algorithm, Group
@@ -41,31 +42,50 @@ class PublishedPermute:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRefit:
-    """One measured refit: a model between two layouts on a machine, by the strategy that the system runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefitCase:
+    """A refit as a system runs it: a model between two layouts on a machine, by a strategy.
 
-    time_s is the middle of low_s to high_s where the source gives a range. domain_gpus: of an NVLink domain, where the system had
-    fewer than the machine; else 0. framework: a training framework ran it, whose host spends time on each tensor. fitted: that
-    time comes from this row. bulk_only: only feed-forward weights are taken to have moved.
+    model        a shipped one, or a name of the studies' stand-ins; precision and mtp as `load_model` takes them
+    domain_gpus  of an NVLink domain, where the system had fewer than the machine; else 0
+    framework    a training framework runs it, whose host spends time on each tensor
     """
 
     name: str
     model: str
+    precision: str | None
+    mtp: bool
     source_spec: str
     target_spec: str
     machine: str
     domain_gpus: int
     strategy: str
     framework: bool
+    group: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRefit(RefitCase):
+    """One measured refit. time_s is the middle of low_s to high_s where the source gives a range. fitted: the host's time for a
+    tensor comes from this row.
+    """
+
     fitted: bool
-    bulk_only: bool
     time_s: float
     low_s: float
     high_s: float
-    group: str
     origin: Source
-    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedRefit(RefitCase):
+    """A refit that is spoken of without all that a prediction needs, with what is assumed in the note. time_s: what is said to
+    have been measured; None where no number was found. said: where it is spoken of.
+    """
+
+    time_s: float | None
+    said: str
 
 
 def published_collectives() -> tuple[PublishedCollective, ...]:
@@ -102,25 +122,56 @@ def published_refits() -> tuple[PublishedRefit, ...]:
     found = sources()
     return tuple(
         PublishedRefit(
-            row["id"],
-            row["model"],
-            row["from"],
-            row["to"],
-            row["machine"],
-            int(row["domain_gpus"]),
-            row["strategy"],
-            row["framework"] == "1",
-            row["fitted"] == "1",
-            row["bulk_only"] == "1",
-            float(row["s"]),
-            float(row["low_s"] or row["s"]),
-            float(row["high_s"] or row["s"]),
-            row["group"],
-            found[row["source"]],
-            row["note"],
+            **_case(row),
+            fitted=row["fitted"] == "1",
+            time_s=float(row["s"]),
+            low_s=float(row["low_s"] or row["s"]),
+            high_s=float(row["high_s"] or row["s"]),
+            origin=found[row["source"]],
         )
         for row in table_rows("refits.csv")
     )
+
+
+def assumed_refits() -> tuple[AssumedRefit, ...]:
+    """Refits to set beside the published ones, which nothing counts."""
+    return tuple(
+        AssumedRefit(**_case(row), time_s=float(row["s"]) if row["s"] else None, said=row["said"])
+        for row in table_rows("refits_assumed.csv")
+    )
+
+
+class _Case(TypedDict):
+    name: str
+    model: str
+    precision: str | None
+    mtp: bool
+    source_spec: str
+    target_spec: str
+    machine: str
+    domain_gpus: int
+    strategy: str
+    framework: bool
+    group: str
+    note: str
+
+
+def _case(row: dict[str, str]) -> _Case:
+    """The fields of a case, which both tables have."""
+    return {
+        "name": row["id"],
+        "model": row["model"],
+        "precision": row["precision"] or None,
+        "mtp": row["mtp"] == "1",
+        "source_spec": row["from"],
+        "target_spec": row["to"],
+        "machine": row["machine"],
+        "domain_gpus": int(row["domain_gpus"]),
+        "strategy": row["strategy"],
+        "framework": row["framework"] == "1",
+        "group": row["group"],
+        "note": row["note"],
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ A plan of a whole model has millions of steps. What each layer adds is the same 
 and of twice as many layers are simulated, and the time is continued along bytes; 235 billion parameters come out within 1 % of
 the whole. Where a training framework ran the refit, its host's time for each weight that a rank exports is added: one constant,
 `control.tensor`, which is the median over the rows that are marked as fitted, so each of these is also predicted with the median
-over the others.
+over the others. Rows of M2N's own benchmark are simulated as it times them (`model_benches`).
 """
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.catalogue import load_model
+from shardroute.planner.layouts.models.parameters import Model
 from shardroute.planner.layouts.notation import parse_spec
 from shardroute.planner.layouts.tensors import Layout
 from shardroute.planner.plans import Plan
@@ -24,10 +26,13 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.refits import refit_problem
 from shardroute.planner.routing import gather_broadcast
 from shardroute.planner.routing.hybrid import in_bulk
+from shardroute.planner.routing.m2n_window import Way
 from shardroute.planner.routing.strategies import backend_for, make_plan, pieces_of
 from shardroute.planner.simulator.refit import predict
-from shardroute.planner.validation.published import PublishedRefit, published_refits
-from shardroute.planner.validation.rows import ValidationRow
+from shardroute.planner.studies.sizes import STAND_INS, studied_model
+from shardroute.planner.validation.model_benches import bench, pattern_times
+from shardroute.planner.validation.published import AssumedRefit, PublishedRefit, RefitCase, assumed_refits, published_refits
+from shardroute.planner.validation.rows import Forecast, ValidationRow
 from shardroute.topologies.calibrations import Calibration, default_calibration
 from shardroute.topologies.machines import Machine, load_machine
 from shardroute.topologies.topologies import Topology, build_topology
@@ -36,6 +41,10 @@ from shardroute.topologies.topologies import Topology, build_topology
 _LAYERS: Final = 4
 # `gather-broadcast` as miles does it: the first rank of each pipeline stage broadcasts what its stage has, one after the other.
 ROOT_ALONE: Final = "gather-broadcast, root alone"
+# M2N's own benchmark, by its two algorithms.
+BENCH_WAYS: Final = {f"m2n-window, {way}": way for way in Way}
+# Experts of a stand-in come in multiples of this, so that EP16 splits them.
+_EXPERTS_STEP: Final = 16
 _LAYER: Final = re.compile(r"\.(\d+)\.")
 _NO_LAYER: Final = -1
 
@@ -50,21 +59,35 @@ class RefitTime:
 
 
 @dataclass(frozen=True, slots=True)
+class _Moved:
+    """What moving a refit's bytes is predicted to take, from what that was found, and the weights that a training rank exports
+    where a framework runs it.
+    """
+
+    time_s: float
+    how: str
+    n_weights: int
+
+    def host_text(self) -> str:
+        """What is to be said of the host's time."""
+        return f", and the host's time for {self.n_weights:,} weights" if self.n_weights else ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Simulated:
-    """A published refit, what moving its bytes is predicted to take, and the weights that a training rank exports."""
+    """A published refit, and what moving its bytes is predicted to take."""
 
     published: PublishedRefit
-    found: RefitTime
-    n_weights: int
+    moved: _Moved
 
     @property
     def tensor_s(self) -> float:
         """Host time a weight that would make the prediction right; 0 where moving alone takes as long as was measured."""
-        return max(self.published.time_s - self.found.time_s, 0.0) / self.n_weights
+        return max(self.published.time_s - self.moved.time_s, 0.0) / self.moved.n_weights
 
     def with_control(self, tensor_s: float) -> float:
         """Seconds with the host's time; a refit that no framework ran has none."""
-        return self.found.time_s + (self.n_weights * tensor_s if self.published.framework else 0.0)
+        return self.moved.time_s + self.moved.n_weights * tensor_s
 
 
 def refit_rows(
@@ -76,42 +99,79 @@ def refit_rows(
     for done, published in enumerate(refits):
         if progress is not None:
             progress(done / len(refits))
-        simulated.append(_simulated(published))
+        simulated.append(_Simulated(published, _moved(published)))
     yield from _rows(simulated)
+
+
+def forecasts(
+    refits: Sequence[AssumedRefit] | None = None, progress: Callable[[float], None] | None = None
+) -> Iterator[Forecast]:
+    """Refits that are spoken of without a number, or without what it was measured on, with predictions under what is assumed."""
+    refits = assumed_refits() if refits is None else refits
+    for done, case in enumerate(refits):
+        if progress is not None:
+            progress(done / len(refits))
+        # Of DeepSeek-V3 on GB200 4 layers run at two thirds of the rate of 8 and of all 61: 8 alone make 3.96 s, all 4.03 s.
+        moved = _moved(case, few=0 if case.strategy == "gather-broadcast" else _LAYERS)
+        yield Forecast(
+            case.group,
+            _name(case),
+            case.time_s,
+            moved.time_s + moved.n_weights * _control_s(case),
+            f"{case.strategy}, {moved.how}{moved.host_text()}",
+            f"{case.said}; {case.note}",
+        )
 
 
 def _rows(simulated: list[_Simulated]) -> Iterator[ValidationRow]:
     for one in simulated:
-        published, found = one.published, one.found
+        published, moved = one.published, one.moved
         rest = [other.tensor_s for other in simulated if other is not one and other.published.fitted]
         judged = published.fitted and bool(rest)
-        control = default_calibration(published.machine).control
         yield ValidationRow(
             "early refit" if published.group.startswith("early") else "refit",
             f"{published.group} ({published.origin.title})",
-            f"{published.model} {published.source_spec} to {published.target_spec} on {published.machine}",
+            _name(published),
             published.time_s,
-            one.with_control(0.0 if control is None else control.tensor_s),
+            one.with_control(_control_s(published)),
             published.fitted,
             one.with_control(statistics.median(rest)) if judged else None,
             "row" if judged else "",
-            f"{published.strategy}, {found.time_s:.2f} s simulated with {found.n_simulated} of {found.n_layers} layers"
-            + (f", and the host's time for {one.n_weights:,} weights" if published.framework else ""),
+            f"{published.strategy}, {moved.how}{moved.host_text()}",
             published.origin.url,
             published.note,
         )
 
 
-def _simulated(published: PublishedRefit) -> _Simulated:
-    problem, _ = refit_problem(
-        load_model(published.model), parse_spec(published.source_spec), parse_spec(published.target_spec)
-    )
-    if published.bulk_only:
-        problem = _with_tensors(problem, in_bulk([tensor.name for tensor in problem.tensors]))
-    machine = _with_domains(load_machine(published.machine), published.domain_gpus)
-    topology = build_topology(machine, None, problem.n_ranks)
-    found = refit_time(problem, topology, published.strategy, default_calibration(published.machine))
-    return _Simulated(published, found, exported_weights(problem, published.strategy))
+def _name(case: RefitCase) -> str:
+    return f"{case.model} {case.source_spec} to {case.target_spec} on {case.machine}"
+
+
+def _control_s(case: RefitCase) -> float:
+    control = default_calibration(case.machine).control
+    return 0.0 if control is None else control.tensor_s
+
+
+def _moved(case: RefitCase, few: int = _LAYERS) -> _Moved:
+    model, source, target = _model(case), parse_spec(case.source_spec), parse_spec(case.target_spec)
+    machine, calibration = load_machine(case.machine), default_calibration(case.machine)
+    if case.strategy in BENCH_WAYS:
+        run = bench(model, source, target)
+        times = pattern_times(run, machine, case.domain_gpus, calibration, BENCH_WAYS[case.strategy])
+        total_s = math.fsum(one.time_s for one in times)
+        how = f"{total_s:.2f} s for {len(times)} patterns of {len(run.tensors):,} tensors, one after the other"
+        return _Moved(total_s, how, 0)
+    problem, _ = refit_problem(model, source, target)
+    topology = build_topology(with_domains(machine, case.domain_gpus), None, problem.n_ranks)
+    found = refit_time(problem, topology, case.strategy, calibration, few)
+    n_weights = exported_weights(problem, case.strategy) if case.framework else 0
+    return _Moved(found.time_s, f"{found.time_s:.2f} s simulated with {found.n_simulated} of {found.n_layers} layers", n_weights)
+
+
+def _model(case: RefitCase) -> Model:
+    if case.model in STAND_INS:
+        return studied_model(case.model, None, load_model, _EXPERTS_STEP).model
+    return load_model(case.model, mtp=case.mtp, precision=case.precision)
 
 
 def exported_weights(problem: Problem, strategy: str) -> int:
@@ -134,20 +194,22 @@ def exported_weights(problem: Problem, strategy: str) -> int:
     return int(held.max(initial=0)) + gathered
 
 
-def refit_time(problem: Problem, topology: Topology, strategy: str, calibration: Calibration) -> RefitTime:
-    """Predicted time of the problem by the strategy: of the whole, or continued along bytes from 4 and 8 layers."""
+def refit_time(problem: Problem, topology: Topology, strategy: str, calibration: Calibration, few: int = _LAYERS) -> RefitTime:
+    """Predicted time of the problem by the strategy: of the whole, or continued along bytes from `few` and 8 layers, from 8 alone
+    where `few` is 0.
+    """
     of_layer = _layers(problem)
     layers = np.unique(of_layer[of_layer != _NO_LAYER])
 
-    def simulated_s(part: Problem) -> float:
-        return predict(_plan(part, topology, strategy), calibration).predicted_s
+    def simulated(part: Problem) -> tuple[float, int]:
+        return predict(_plan(part, topology, strategy), calibration).predicted_s, part.n_bytes
 
     if len(layers) <= 2 * _LAYERS:
-        return RefitTime(simulated_s(problem), len(layers), len(layers))
-    few, more = (_with_layers(problem, of_layer, layers, n) for n in (_LAYERS, 2 * _LAYERS))
-    few_s, more_s = simulated_s(few), simulated_s(more)
-    per_byte_s = (more_s - few_s) / (more.n_bytes - few.n_bytes)
-    return RefitTime(few_s + (problem.n_bytes - few.n_bytes) * per_byte_s, len(layers), 2 * _LAYERS)
+        return RefitTime(simulated(problem)[0], len(layers), len(layers))
+    few_s, few_bytes = simulated(_with_layers(problem, of_layer, layers, few)) if few else (0.0, 0)
+    more_s, more_bytes = simulated(_with_layers(problem, of_layer, layers, 2 * _LAYERS))
+    per_byte_s = (more_s - few_s) / (more_bytes - few_bytes)
+    return RefitTime(few_s + (problem.n_bytes - few_bytes) * per_byte_s, len(layers), 2 * _LAYERS)
 
 
 def _plan(problem: Problem, topology: Topology, strategy: str) -> Plan:
@@ -184,7 +246,7 @@ def _with_tensors(problem: Problem, kept: Ints) -> Problem:
     return Problem(tuple(problem.tensors[i] for i in rows), side(problem.source), side(problem.target), problem.n_ranks)
 
 
-def _with_domains(machine: Machine, domain_gpus: int) -> Machine:
+def with_domains(machine: Machine, domain_gpus: int) -> Machine:
     """The machine with NVLink domains of that many GPUs; 0 leaves them as they are."""
     if not domain_gpus:
         return machine

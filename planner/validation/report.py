@@ -4,18 +4,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardroute.planner.validation.collectives import DISTURBED, collective_rows, left_out_groups
-from shardroute.planner.validation.published import LeftOut, collectives_left_out, refits_left_out
-from shardroute.planner.validation.refits import refit_rows
-from shardroute.planner.validation.rows import Summary, ValidationRow, summarise
+from shardroute.planner.validation.goals import COLLECTIVES, REFITS, Goal, goal_of
+from shardroute.planner.validation.published import (
+    LeftOut,
+    assumed_refits,
+    collectives_left_out,
+    published_refits,
+    refits_left_out,
+)
+from shardroute.planner.validation.refits import forecasts, refit_rows
+from shardroute.planner.validation.rows import Forecast, Summary, ValidationRow, summarise
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rows, their summaries (all first, then by part), and published rows without a prediction."""
+    """Rows, their summaries (all first, then by part), published rows without a prediction, the goal that the rows are held to,
+    and predictions to set beside them.
+    """
 
     rows: tuple[ValidationRow, ...]
     summaries: tuple[Summary, ...]
     skipped: tuple[LeftOut, ...]
+    goal: Goal
+    beside: tuple[Forecast, ...] = ()
 
 
 def collective_report() -> Report:
@@ -32,12 +43,20 @@ def collective_report() -> Report:
         summarise("  permutes, each series left out", permutes),
         summarise("  curves of GB200, each group left out", left_out_groups()),
     ]
-    return Report(rows, tuple(summaries), collectives_left_out())
+    goal = goal_of("collectives and permutes, unseen", rows, COLLECTIVES)
+    return Report(rows, tuple(summaries), collectives_left_out(), goal)
 
 
 def refit_report(progress: Callable[[float], None] | None = None) -> Report:
-    """Refits. Takes half a minute; progress is told the share that is done."""
-    rows = tuple(refit_rows(progress=progress))
+    """Refits, and predictions to set beside them. Takes most of a minute; progress is told the share that is done."""
+    published, assumed = published_refits(), assumed_refits()
+    n = len(published) + len(assumed)
+
+    def told(first: int, of: int) -> Callable[[float], None] | None:
+        return None if progress is None else lambda share: progress((first + share * of) / n)
+
+    rows = tuple(refit_rows(published, told(0, len(published))))
+    beside = tuple(forecasts(assumed, told(len(published), len(assumed))))
     stated = [row for row in rows if row.kind == "refit"]
     groups = dict.fromkeys(row.series for row in stated)
     summaries = [
@@ -45,7 +64,7 @@ def refit_report(progress: Callable[[float], None] | None = None) -> Report:
         *(summarise(f"  {group}", [row for row in stated if row.series == group]) for group in groups),
         summarise("early refits, whose strategy isn't stated", [row for row in rows if row.kind != "refit"]),
     ]
-    return Report(rows, tuple(summaries), refits_left_out())
+    return Report(rows, tuple(summaries), refits_left_out(), goal_of("refits, unseen", stated, REFITS), beside)
 
 
 def by_series(rows: Sequence[ValidationRow]) -> list[Summary]:

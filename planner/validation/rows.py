@@ -45,6 +45,27 @@ class ValidationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """A prediction that stands beside the rows and counts nowhere: no time was published, or not what it was measured on.
+
+    published_s  what is said to have been measured, None where no number was found
+    how          by what the prediction was found; note says what was assumed
+    """
+
+    series: str
+    name: str
+    published_s: float | None
+    predicted_s: float
+    how: str
+    note: str
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over published, less 1; None without a number."""
+        return None if self.published_s is None else self.predicted_s / self.published_s - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a set of rows comes to: their number, how many are fitted, and median and worst absolute error.
 
