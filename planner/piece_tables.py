@@ -5,16 +5,17 @@ Rule: as in `check`, nothing that planning worked out is trusted.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.layouts.fragments import Fragments, Ints, box_text
-from shardroute.planner.plans import Boxes, Plan
+from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks, box_text
+from shardroute.planner.plans import Boxes, Plan, ranges
 from shardroute.topologies.errors import PlanError
 
-# Pairs of a piece and a rank, each of which takes some 4 bytes to check. Plans for 16,384 GPUs have some hundred million.
+# Pairs of a piece and a rank of one class that are looked at, and pairs that hold or need of all classes, 4 bytes each.
 MAX_TABLE: Final = 10**9
 # Cells painted at once to see whether pieces overlap; more are taken in parts.
 _MAX_CELLS: Final = 2**22
@@ -22,8 +23,28 @@ _MAX_CELLS: Final = 2**22
 _MAX_CUT: Final = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The columns that are members of each row, CSR: those of row r are column[ptr[r]:ptr[r + 1]], ascending."""
+
+    ptr: Ints
+    column: Ranks
+    n_columns: int
+
+    def of(self, row: int) -> Ranks:
+        """The members of a row."""
+        return self.column[self.ptr[row] : self.ptr[row + 1]]
+
+    def rows(self, rows: Ints) -> NDArray[np.bool_]:
+        """These rows with a cell for each column, bool[n, n_columns]."""
+        cells = np.zeros((len(rows), self.n_columns), dtype=bool)
+        member, row = ranges(self.ptr, rows)
+        cells[row, self.column[member]] = True
+        return cells
+
+
 class PieceTables:
-    """Pieces of all tensors numbered through, with who holds and who needs each: `held` and `needed`, bool[n_rows, n_columns].
+    """Pieces of all tensors numbered through, with who holds and who needs each: `held` and `needed`.
 
     A row is a piece of a class; `column` gives that of each rank, and those that neither side uses share the last.
     """
@@ -34,32 +55,28 @@ class PieceTables:
         self.column = np.full(problem.n_ranks, len(used), dtype=np.int64)
         self.column[used] = np.arange(len(used))
         n_columns = len(used) + 1
-        n_rows = sum(len(b.lo) for b in plan.boxes)
-        if n_rows * n_columns > MAX_TABLE:
+        if (n_rows := max((len(b.lo) for b in plan.boxes), default=0)) * n_columns > MAX_TABLE:
             raise PlanError(f"{n_rows} pieces between {len(used)} ranks are more than can be checked ({MAX_TABLE} pairs)")
         n_pieces = np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)[plan.tensor_class]
         self.first_piece = np.concatenate([[0], np.cumsum(n_pieces)])  # of each tensor
         self.class_first = np.cumsum([0, *(len(b.lo) for b in plan.boxes)])
-        held, needed, sizes = (
-            [np.zeros((0, n_columns), bool)],
-            [np.zeros((0, n_columns), bool)],
-            [np.zeros(0, np.int64)],
-        )
+        held, needed, sizes = [], [], [np.zeros(0, np.int64)]
+        n_pairs = 0
         for cls, boxes in zip(problem.classes, plan.boxes, strict=True):
             name = problem.tensors[int(cls.members[0])].name
             try:
                 check_disjoint(boxes, cls.shape)
-                held.append(_containment(cls.source, boxes, self.column, n_columns))
-                needed.append(_containment(cls.target, boxes, self.column, n_columns))
+                held.append(_containment(cls.source, boxes, self.column))
+                needed.append(_containment(cls.target, boxes, self.column))
                 _check_filled(cls.target, boxes)
             except PlanError as error:
                 raise PlanError(f"tensor {name}: {error}") from error
+            n_pairs += len(held[-1][0]) + len(needed[-1][0])
+            if n_pairs > MAX_TABLE:
+                raise PlanError(f"ranks hold and need pieces more than {MAX_TABLE} times, which is more than can be checked")
             sizes.append(boxes.n_elements * cls.itemsize)
-        self.held, self.needed, self.class_bytes = (
-            np.concatenate(held),
-            np.concatenate(needed),
-            np.concatenate(sizes),
-        )
+        self.held, self.needed = (_members(side, self.class_first, n_columns) for side in (held, needed))
+        self.class_bytes = np.concatenate(sizes)
         self.tensor_of = np.repeat(np.arange(len(n_pieces)), n_pieces)
         self.class_row = (
             self.class_first[plan.tensor_class[self.tensor_of]]
@@ -129,14 +146,16 @@ def _check_filled(target: Fragments, boxes: Boxes) -> None:
             raise PlanError(f"the plan's pieces don't fill the needed box {box_text(lo, hi)}")
 
 
-def _containment(fragments: Fragments, boxes: Boxes, column: Ints, n_columns: int) -> NDArray[np.bool_]:
-    """Which rank holds which box whole in a fragment, bool[n_boxes, n_columns]; `column` is each rank's.
+def _containment(fragments: Fragments, boxes: Boxes, column: Ints) -> tuple[Ints, Ranks]:
+    """Which rank holds which box whole in a fragment: boxes, ascending, and columns, each pair once; `column` is each rank's.
 
     Raises PlanError when an edge cuts a box.
     """
     corners, inverse = np.unique(np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True)
-    n_dims = len(fragments.shape)
-    inside = np.zeros((len(boxes.lo), n_columns), dtype=bool)
+    n_dims, width = len(fragments.shape), int(column.max(initial=0)) + 1
+    of_corner = np.argsort(inverse.ravel(), kind="stable")
+    starts = np.searchsorted(inverse.ravel()[of_corner], np.arange(len(corners) + 1))
+    found = [np.zeros(0, np.int64)]
     for i, corner in enumerate(corners):
         lo, hi = corner[:n_dims], corner[n_dims:]
         whole = ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
@@ -144,5 +163,22 @@ def _containment(fragments: Fragments, boxes: Boxes, column: Ints, n_columns: in
         if (touches & ~whole).any():
             k = int(np.argmax(touches & ~whole))
             raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} is cut by the edge of fragment {box_text(lo, hi)}")
-        inside[np.ix_(whole, column[fragments.rank[inverse.ravel() == i]])] = True
-    return inside
+        columns = np.unique(column[fragments.rank[of_corner[starts[i] : starts[i + 1]]]])
+        found.append((np.flatnonzero(whole)[:, None] * width + columns).ravel())
+    box, member = np.divmod(distinct(np.concatenate(found)), width)
+    return box, member.astype(np.int32)
+
+
+def distinct(values: Ints) -> Ints:
+    """The values, none below 0, ascending, each once."""
+    # NumPy's `unique` hashes from 2.3 on: 93 million deliveries took it 10 s where sorting takes one.
+    ordered = np.sort(values)
+    found: Ints = ordered[np.diff(ordered, prepend=-1) != 0]
+    return found
+
+
+def _members(by_class: Sequence[tuple[Ints, Ranks]], first: Ints, n_columns: int) -> Members:
+    """The pairs of all classes as one; row `first[k]` is the first of class k."""
+    row = np.concatenate([np.zeros(0, np.int64), *(box + start for (box, _), start in zip(by_class, first, strict=False))])
+    column = np.concatenate([np.zeros(0, np.int32), *(member for _, member in by_class)])
+    return Members(np.searchsorted(row, np.arange(int(first[-1]) + 1)), column, n_columns)

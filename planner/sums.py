@@ -29,17 +29,17 @@ def summed_deliveries(plan: Plan, tables: PieceTables) -> tuple[Ints, Ints, Ints
         if op not in (Op.REDUCE_SCATTER, Op.ALL_REDUCE, Op.ALL_GATHER):
             raise PlanError(f"step {step}: a {op.name} carries addends as if they were sums; they are only added up")
         group = plan.group(int(steps.group[step]))
-        members = np.zeros(held.shape[1], dtype=bool)
+        members = np.zeros(held.n_columns, dtype=bool)
         members[column[group]] = True
         entries = np.arange(bundles.ptr[steps.bundle[step]], bundles.ptr[steps.bundle[step] + 1])
         rows = entry_row[entries]
-        gets = needed[rows][:, column[group]]  # [entry, member]
+        gets = needed.rows(rows)[:, column[group]]  # [entry, member]
         owner = reduced_to(plan, step) if op is not Op.ALL_REDUCE else np.zeros(0, np.int64)
         if op is Op.ALL_GATHER:
             _check_gathered(plan, step)
             gets[np.arange(len(entries)), owner] = False
         else:
-            wrong = (held[rows] != members).any(axis=1)
+            wrong = (held.rows(rows) != members).any(axis=1)
             if wrong.any():
                 where = f"of entry {int(np.argmax(wrong))} of its bundle"
                 raise PlanError(f"step {step}: its group is not the ranks that hold addends {where}, each once")

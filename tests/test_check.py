@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.planner import piece_tables
+from shardroute.planner import deliveries, piece_tables
 from shardroute.planner.check import check
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
-from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.piece_tables import check_disjoint
-from shardroute.planner.plans import Boxes, Bundles, Op, Plan, Steps
-from shardroute.planner.problems import one_tensor
+from shardroute.planner.plans import TARGET, Boxes, Bundles, Op, Plan, Steps
+from shardroute.planner.problems import Problem, one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies.errors import PlanError
 from shardroute.topologies.machines import load_machine
@@ -231,6 +231,58 @@ class TestLargeNumbersOfPieces:
 
         with pytest.raises(PlanError, match=r"pieces between 8 ranks are more than can be checked \(10 pairs\)"):
             check(planned("direct"))
+
+
+def small_model(n_layers: int = 12) -> Plan:
+    """Two kinds of tensors in many layers, which travel together."""
+    shapes = {"up": (8, 16), "down": (16, 8)}
+    tensors = tuple(Tensor(f"{layer}.{name}", shape, "f32") for layer in range(n_layers) for name, shape in shapes.items())
+    replicas = Mesh.of({"dp": 2, "tp": 4}, range(4, 12))
+    held = tuple(place(t.shape, Mesh.of({"x": 4}), [Shard(0)]) for t in tensors)
+    needed = tuple(place(t.shape, replicas, [Replicate(), Shard(1)]) for t in tensors)
+    names = tuple((t.name,) for t in tensors)
+    problem = Problem(tensors, Layout(held, names), Layout(needed, names), 12)
+    return make_plan(problem, build_topology(load_machine("dgx-h100"), None, 12), "domain-relay")
+
+
+class TestTensorsThatFareAlike:
+    def test_each_of_their_deliveries_counts(self) -> None:
+        plan = small_model()
+        arriving = (plan.steps.dst_at == TARGET) & (plan.steps.op == Op.COPY)
+
+        proof = check(plan)
+
+        assert proof.n_deliveries == int(plan.step_pieces[arriving].sum()) > len(plan.steps)
+        assert proof.n_bytes == int(plan.step_bytes[arriving].sum())
+
+    def test_a_piece_that_one_of_them_lacks_is_named(self) -> None:
+        plan = small_model()
+        row = int(np.argmax(plan.bundles.tensor == 5))
+        bundle = int(np.searchsorted(plan.bundles.ptr, row, side="right")) - 1
+        ptr = plan.bundles.ptr - (np.arange(len(plan.bundles.ptr)) > bundle)
+        columns = (np.delete(column, row) for column in (plan.bundles.tensor, plan.bundles.piece, plan.bundles.offset))
+
+        with pytest.raises(PlanError, match=f"nothing delivers {plan.problem.tensors[5].name} "):
+            check(replace(plan, bundles=Bundles(ptr, *columns)))
+
+    @pytest.mark.parametrize("at_once", [1, 40, 10**6])
+    def test_the_verdict_is_the_same_however_many_are_followed_at_once(self, monkeypatch, at_once: int) -> None:
+        plan = small_model()
+        monkeypatch.setattr(deliveries, "_AT_ONCE", max(at_once, int(np.diff(plan.bundles.ptr).max())))
+
+        assert check(plan).n_bytes == 2 * 24 * 8 * 16 * 4
+        with pytest.raises(PlanError, match="nothing delivers"):
+            check(keep(plan, np.arange(len(plan.steps) - 1)))
+        with pytest.raises(PlanError, match=r"both deliver|relays"):
+            check(keep(plan, np.append(np.arange(len(plan.steps)), len(plan.steps) - 1)))
+
+
+def test_a_piece_that_is_sent_far_more_often_than_needed_is_refused_before_all_is_looked_at(monkeypatch) -> None:
+    monkeypatch.setattr(deliveries, "_AT_ONCE", 3)
+    plan = planned("direct")
+
+    with pytest.raises(PlanError, match=r"\d+ copies deliver or relay tensor .*, which 18 ranks can't need"):
+        check(keep(plan, np.append(np.arange(len(plan.steps)), [0] * 5)))
 
 
 def test_a_destination_that_folds_onto_itself_is_found() -> None:

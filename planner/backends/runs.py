@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from shardroute.planner.backends.containers import first_containing
 from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.plans import SOURCE, TARGET, Boxes, Plan
 
@@ -44,27 +45,24 @@ def _bundle_runs(plan: Plan, side: Literal["source", "target"]) -> Ints:
 
 
 def piece_runs(fragments: Fragments, boxes: Boxes) -> Ints:
-    """The runs of each box in the first fragment that contains it, int64[n_boxes]; 1 for a box that lies in none."""
+    """The runs of each box in the first fragment that contains it (least `lo`, `hi`, `strides`), int64[n_boxes]; 1 for a box that
+    lies in none.
+    """
     n_dims = len(fragments.shape)
-    extent = boxes.hi - boxes.lo
-    runs = np.ones(len(extent), dtype=np.int64)
-    found = np.zeros(len(extent), dtype=bool)
     rows = np.unique(np.concatenate([fragments.lo, fragments.hi, fragments.strides], axis=1), axis=0)
-    for row in rows:
-        lo, hi, strides = row[:n_dims], row[n_dims : 2 * n_dims], row[2 * n_dims :]
-        inside = ~found & ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
-        if inside.any():
-            runs[inside] = _runs(extent[inside], strides)
-            found |= inside
+    first = first_containing(rows[:, :n_dims], rows[:, n_dims : 2 * n_dims], boxes)
+    found = first >= 0
+    runs = np.ones(len(first), dtype=np.int64)
+    runs[found] = _runs((boxes.hi - boxes.lo)[found], rows[first[found], 2 * n_dims :])
     return runs
 
 
 def _runs(extent: Ints, strides: Ints) -> Ints:
-    """Elements of each box over the length of its runs, when it lies in a buffer with these strides."""
+    """Elements of each box over the length of its runs, when it lies in a buffer with the strides of its row."""
     length = np.ones(len(extent), dtype=np.int64)
     grows = np.ones(len(extent), dtype=bool)
     for dim in reversed(range(extent.shape[1])):
         long = extent[:, dim] > 1
-        grows &= ~long | (strides[dim] == length)
+        grows &= ~long | (strides[:, dim] == length)
         length = np.where(grows, length * extent[:, dim], length)
     return np.asarray(extent.prod(axis=1, dtype=np.int64) // length)

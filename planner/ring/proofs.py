@@ -150,7 +150,7 @@ class _Walk:
         self._plan, self._tiles = plan, _Tiles(plan)
         _check_sides(plan)
         tables = PieceTables(plan)
-        self._source, self._target = (side[tables.class_row][:, tables.column] for side in (tables.held, tables.needed))
+        self._source, self._target = (side.rows(tables.class_row)[:, tables.column] for side in (tables.held, tables.needed))
         self._there: dict[tuple[int, int, int], _Held] = {}  # rank, place, piece
         self._slots: dict[tuple[int, int], list[tuple[int, int]]] = {}  # rank, slot -> (first byte, piece), ascending
         bundles = plan.bundles
