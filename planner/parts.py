@@ -46,7 +46,7 @@ def part_of(plan: Plan, rank: int) -> RankPart:
     """The rank's part of a plan. Raises InputError for a rank that the plan doesn't have."""
     record = PlanRecord(
         plan.digest, plan.strategy, plan.topology, plan.problem, plan.boxes, plan.bundles, dict(plan.steps.columns()),
-        plan.group_ptr, plan.group_ranks, plan.slot_bytes,
+        plan.group_ptr, plan.group_ranks, plan.slot_bytes, plan.window_bytes,
     )  # fmt: skip
     _check_rank(record, rank)
     return _part(record, rank)
@@ -85,7 +85,7 @@ def _part(record: PlanRecord, rank: int) -> RankPart:
     steps = Steps(*(columns[name] for name in Steps.__dataclass_fields__))  # type: ignore[arg-type]  # cast when made
     plan = Plan(
         record.strategy, record.topology, inside, boxes, bundles, steps,
-        record.group_ptr, record.group_ranks, record.slot_bytes,
+        record.group_ptr, record.group_ranks, record.slot_bytes, window_bytes=record.window_bytes,
     )  # fmt: skip
     return RankPart(rank, record.digest, len(record.steps["op"]), rows, plan)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.tensors import Layout, Tensor
-from shardroute.planner.plans import Boxes, Bundles, Computes, Plan, Steps
+from shardroute.planner.plans import WINDOW_BYTES, Boxes, Bundles, Computes, Plan, Steps
 from shardroute.planner.problems import Problem
 from shardroute.planner.ring.workloads import Attention
 from shardroute.topologies.errors import InputError, PlanError
@@ -91,6 +91,7 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     tensors: list[_TensorHead]
     attention: _AttentionHead | None = None
     summed: bool = False
+    window_bytes: int = WINDOW_BYTES
 
 
 def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
@@ -122,6 +123,8 @@ def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
     }
     if problem.summed:
         header["summed"] = True
+    if plan.window_bytes != WINDOW_BYTES:  # else left out, so that older files keep their digests
+        header["window_bytes"] = plan.window_bytes
     if plan.attention is not None:
         header["attention"] = {name: getattr(plan.attention, name) for name in _AttentionHead.__struct_fields__}
     columns: Columns = [("fragments.n", np.array([len(f) for f in distinct], dtype=np.int64))]
@@ -166,7 +169,7 @@ def load_plan(path: str | Path) -> Plan:
         steps = Steps(*(columns[f"steps.{f}"] for f in Steps.__dataclass_fields__))  # type: ignore[arg-type]
         return Plan(
             decoded.strategy, topology_from_dict(decoded.topology), problem, boxes, bundles, steps, *_small_columns(columns),
-            *_attention(decoded, columns),
+            *_attention(decoded, columns), decoded.window_bytes,
         )  # fmt: skip
 
 
@@ -187,6 +190,7 @@ class PlanRecord:
     group_ptr: NDArray[np.int64]
     group_ranks: NDArray[np.int32]
     slot_bytes: NDArray[np.int64]
+    window_bytes: int
 
 
 @contextmanager
@@ -213,6 +217,7 @@ def mapped_plan(path: str | Path) -> Iterator[PlanRecord]:
             record = PlanRecord(
                 sha.hexdigest(), decoded.strategy, topology_from_dict(decoded.topology), problem, boxes, bundles,
                 {name: columns[f"steps.{name}"] for name in Steps.__dataclass_fields__}, *_small_columns(columns),
+                decoded.window_bytes,
             )  # fmt: skip
         yield record
 

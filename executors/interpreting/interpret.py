@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from shardroute.executors.interpreting.blocks import Blocks, Forms, lay_blocks
 from shardroute.executors.interpreting.calls import Calls, lay_calls, no_calls
+from shardroute.executors.interpreting.cutting import cut_blocks
 from shardroute.executors.interpreting.memories import Buffers, Holdings, Memory
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.parts import RankPart, load_part
@@ -105,7 +106,8 @@ def compile_plan(plan: Plan, *, apart: bool = True) -> tuple[Programs, Buffers]:
     Raises PlanError when a step reads or writes outside of what its ranks have, InputError when a layout contradicts itself.
     """
     memory = Memory(plan)
-    block_step, block_rank, blocks, forms = lay_blocks(plan, memory)
+    # Half of a window, so that one message is packed while another travels.
+    block_step, block_rank, blocks, forms = cut_blocks(*lay_blocks(plan, memory), plan.window_bytes // 2)
     step, rank, n_drivers = _drivers(plan, apart)
     cell = np.lexsort((rank, step))  # the action of each cell
     cell_of = np.empty(len(cell), dtype=np.int64)

@@ -49,6 +49,12 @@ class Buffers:
     slots_at: Ints
     arena_bytes: Ints
 
+    def begins(self, rank: NDArray[np.integer], address: Ints) -> NDArray[np.bool_]:
+        """Whether each address of a rank's arena is where one of its buffers begins."""
+        base = np.cumsum(self.arena_bytes) - self.arena_bytes  # arenas laid end to end
+        found: NDArray[np.bool_] = np.isin(base[rank] + address, base[self.rank] + self.offset)
+        return found
+
     def describe(self, rank: int, address: int) -> str:
         """The buffer that holds a byte of the rank's arena, as words."""
         row = int(np.flatnonzero((self.rank == rank) & (self.offset <= address))[-1])

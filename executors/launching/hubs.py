@@ -38,23 +38,30 @@ class Hub:
 
     def __init__(self, rank: int, peers: Sequence[tuple[socket.socket, Seal] | None]) -> None:
         self.rank, self._peers = rank, list(peers)
+        self._names: Sequence[int] = range(len(peers))
+
+    def rename(self, names: Sequence[int]) -> None:
+        """Call rank i names[i] in errors from now on."""
+        self._names = list(names)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
         """What every rank gave, by rank. Raises LateError with the ranks that were waited for, RunError when one is lost."""
+        first, *_ = self._names
         if self.rank:
             hub = self._peers[0]
             assert hub is not None
-            _send(hub, payload, 0, deadline)
-            sizes = struct.unpack(f"<{len(self._peers)}Q", _receive(hub, 0, deadline))
-            everything = _receive(hub, 0, deadline)
+            _send(hub, payload, first, deadline)
+            sizes = struct.unpack(f"<{len(self._peers)}Q", _receive(hub, first, deadline))
+            everything = _receive(hub, first, deadline)
             ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
             return [everything[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        given = [payload if peer is None else _receive(peer, k, deadline) for k, peer in enumerate(self._peers)]
+        named = list(zip(self._names, self._peers, strict=True))
+        given = [payload if peer is None else _receive(peer, name, deadline) for name, peer in named]
         told = struct.pack(f"<{len(given)}Q", *map(len, given))
-        for k, peer in enumerate(self._peers):
+        for name, peer in named:
             if peer is not None:
-                _send(peer, told, k, deadline)
-                _send(peer, b"".join(given), k, deadline)
+                _send(peer, told, name, deadline)
+                _send(peer, b"".join(given), name, deadline)
         return given
 
     def close(self) -> None:
@@ -62,6 +69,16 @@ class Hub:
         for peer in self._peers:
             if peer is not None:
                 peer[0].close()
+
+
+@contextmanager
+def left_on_failure(hub: Hub) -> Iterator[Hub]:
+    """Close it if the block raises."""
+    try:
+        yield hub
+    except BaseException:
+        hub.close()
+        raise
 
 
 def listen() -> tuple[str, socket.socket]:

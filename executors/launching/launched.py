@@ -14,20 +14,22 @@ from numpy.typing import NDArray
 
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.attention.jobs import Attending
-from shardroute.executors.attention.on_streams import TorchComputing, tensors_of
+from shardroute.executors.attention.on_streams import TorchComputing
+from shardroute.executors.gpus.tensors import tensors_of
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.interpreting.piece_sums import PieceRows
-from shardroute.executors.interpreting.trials import run_trials
+from shardroute.executors.interpreting.trials import Following, run_trials
 from shardroute.executors.launching.boards import Board
 from shardroute.executors.launching.tokens import NONCE_BYTES, VARIABLE, is_same, proof, token_of
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.steps import describe_place
-from shardroute.executors.transports.following import follow_over
-from shardroute.executors.transports.seam import Deadline, Enqueuing, Gapped, LateError, Trial, World
+from shardroute.executors.transports.following import follow_on_device, follow_over
+from shardroute.executors.transports.roll_calls import GAVE_UP
+from shardroute.executors.transports.seam import Deadline, Enqueuing, Gapped, GivingUp, LateError, Trial, World
 from shardroute.planner.plans import Plan
-from shardroute.topologies.errors import InputError, RunError
+from shardroute.topologies.errors import RunError
 from shardroute.topologies.units import format_bytes
 
 # Exchanges by which the clocks of two hosts are compared; the one that took least time counts.
@@ -41,20 +43,24 @@ def run_over(
     """Run the trials of a board over a world, in memory of the rank's own; a plan that computes needs contents. With `pieces`
     checksums follow them.
 
-    Raises RunError on every rank if plans differ, and where there is no memory; InputError for checksums on a GPU.
+    Raises RunError on every rank if plans differ, and where there is no memory; InputError for checksums where torch works on no
+    GPU.
     """
     agree_on(world, digest, deadline)
     memory = own_memory(int(programs.arena_bytes[world.rank]))
     arena = Arena.whole(memory)
-    transport, followed = world.open(programs, messages, arena, deadline), None
+    transport = world.open(programs, messages, arena, deadline)
+    followed: Following | None = None
+    carries = transport
     if pieces is not None:
         if isinstance(transport, Enqueuing):
-            raise InputError("checksums are taken in host memory, and this transport moves bytes on GPUs; leave --verify out")
-        followed = follow_over(world, transport, programs, pieces, arena, deadline)
+            followed = follow_on_device(world, transport, programs, pieces, deadline)
+        else:
+            carries = followed = follow_over(world, transport, programs, pieces, arena, deadline)
     job = None if contents is None else Attending.alone(memory, programs, contents, world.rank)
     if contents is not None and isinstance(transport, Enqueuing):
         transport.compute_by(lambda device: TorchComputing(programs, contents, world.rank, tensors_of(device)))
-    run_trials(programs, board, memory, world.rank, followed or transport, job, followed)
+    run_trials(programs, board, memory, world.rank, carries, job, followed)
 
 
 def own_memory(n_bytes: int) -> NDArray[np.uint8]:
@@ -109,9 +115,19 @@ def run_launched(
         peers = f", waiting for rank {', '.join(map(str, error.peers))}," if error.peers else ""
         where = describe_place(plan, int(board.at_step[world.rank]))
         late = f"when the {deadline.allowed_s:g} s that --timeout allows were over"
-        raise RunError(f"rank {world.rank} {where}{peers} {late}") from error
+        words = f"rank {world.rank} {where}{peers} {late}"
+        _give_up(world, words)
+        raise RunError(words) from error
     except RunError as error:
-        raise RunError(f"rank {world.rank} {describe_place(plan, int(board.at_step[world.rank]))}: {error}") from error
+        words = f"rank {world.rank} {describe_place(plan, int(board.at_step[world.rank]))}: {error}"
+        _give_up(world, str(error) if GAVE_UP in str(error) else words)
+        raise RunError(words) from error
+
+
+def _give_up(world: World, words: str) -> None:
+    """Tell those that would wait for this rank why it fails; where another rank has given up before, that one's words."""
+    if isinstance(world, GivingUp):
+        world.give_up(words)
 
 
 def _gather(world: World, programs: Programs, board: Board, deadline: Deadline) -> list[Trial]:

@@ -29,7 +29,7 @@ from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.processes import ONE_THREAD, uninterrupted
 from shardroute.executors.messages.separate import compile_separate
 from shardroute.executors.steps import describe_place
-from shardroute.executors.transports.mpi import connect, shared_segments
+from shardroute.executors.transports.mpi import connect, remove_segments, shared_segments
 from shardroute.executors.transports.seam import Deadline, LateError, Progress, Trial
 from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.plans import Plan
@@ -93,6 +93,8 @@ class MpiexecSession:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with uninterrupted():
+            if self._process.poll() is None:  # its ranks may be killed while MPI starts, before they could remove what they share
+                remove_segments(segment for pid in self._seen[_PID].tolist() if pid for segment in shared_segments(pid))
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGTERM if self._process.poll() is None else signal.SIGKILL)
             try:
@@ -100,10 +102,6 @@ class MpiexecSession:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-            for path in self._folder.glob("segments-*"):  # whose ranks have ended, maybe before MPI could
-                for segment in path.read_text().split():
-                    with contextlib.suppress(OSError):
-                        os.unlink(segment)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _failure(self) -> str:
@@ -142,11 +140,10 @@ def rank_main(folder: str) -> int:
         n_trials, timeout_s, verify = (Path(folder) / "request").read_text().split()
         deadline = Deadline.after(float(timeout_s))
         plan = load_plan(Path(folder) / "run.plan")
-        world = connect(place, deadline)
-        (Path(folder) / f"segments-{place.rank:06}").write_text("\n".join(shared_segments()))
-        found, contents = compile_separate(plan), _contents(Path(folder))
         seen = np.memmap(Path(folder) / "seen", np.int64, "r+", shape=(2, place.size))
         seen[_PID, place.rank] = os.getpid()
+        world = connect(place, deadline)
+        found, contents = compile_separate(plan), _contents(Path(folder))
         trials = run_launched(
             world, found.plan, found.programs, found.messages, n_trials=int(n_trials), deadline=deadline, contents=contents,
             pieces=piece_rows(found.plan) if int(verify) else None, at_step=seen[_AT_STEP],

@@ -5,7 +5,7 @@ bytes, and in an order of its own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import numpy as np
@@ -75,9 +75,8 @@ def _of_step(programs: Programs, step: int, ranks: tuple[int, ...], of_step: Seq
             rows.setdefault((rank, int(blocks.to[row])), []).append(row)
     homes = tuple(sorted({home for _, home in rows}))
     every = [row for each in rows.values() for row in each]
-    alike = all(
-        _sizes(programs, rows.get((rank, home), [])) == _sizes(programs, rows[ranks[0], home]) for rank in ranks for home in homes
-    )
+    runs = {key: _runs(programs, each) for key, each in rows.items()}
+    alike = all(_sizes(runs.get((rank, home), [])) == _sizes(runs[ranks[0], home]) for rank in ranks for home in homes)
     if (blocks.form[every] != LINEAR).any() or not alike:
         raise InputError(
             f"step {step} adds up boxes whose rows lie apart, and libraries on GPUs add up runs of bytes: shard the outermost "
@@ -85,12 +84,12 @@ def _of_step(programs: Programs, step: int, ranks: tuple[int, ...], of_step: Seq
         )
 
     def src(rank: int, home: int) -> list[int]:
-        return [int(blocks.src[row]) for row in rows[rank, home]]
+        return [run.src for run in runs[rank, home]]
 
     def dst(home: int) -> list[int]:
-        return [int(blocks.dst[row]) for row in rows[ranks[0], home]]
+        return [run.dst for run in runs[ranks[0], home]]
 
-    sizes = {home: _sizes(programs, rows[ranks[0], home]) for home in homes}
+    sizes = {home: _sizes(runs[ranks[0], home]) for home in homes}
     if homes == ranks and all(src(r, h) == src(r, ranks[0]) and sizes[h] == sizes[ranks[0]] for r in ranks for h in homes):
         return [
             Summation(
@@ -113,5 +112,27 @@ def _of_step(programs: Programs, step: int, ranks: tuple[int, ...], of_step: Seq
     ]  # fmt: skip
 
 
-def _sizes(programs: Programs, rows: Sequence[int]) -> list[tuple[int, int]]:
-    return [(int(programs.blocks.n_bytes[row]), int(programs.blocks.sums[row])) for row in rows]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows that follow each other on both sides, as one: windows cut rows, and libraries need none."""
+
+    src: int
+    dst: int
+    n_bytes: int
+    code: int
+
+
+def _runs(programs: Programs, rows: Sequence[int]) -> list[_Run]:
+    blocks, found = programs.blocks, list[_Run]()
+    columns = (column[list(rows)].tolist() for column in (blocks.src, blocks.dst, blocks.n_bytes, blocks.sums))
+    for src, dst, n_bytes, code in zip(*columns, strict=True):
+        last = found[-1] if found else None
+        if last is not None and (last.src + last.n_bytes, last.dst + last.n_bytes, last.code) == (src, dst, code):
+            found[-1] = replace(last, n_bytes=last.n_bytes + n_bytes)
+        else:
+            found.append(_Run(src, dst, n_bytes, code))
+    return found
+
+
+def _sizes(runs: Sequence[_Run]) -> list[tuple[int, int]]:
+    return [(run.n_bytes, run.code) for run in runs]

@@ -19,6 +19,7 @@ from shardroute.executors.interpreting.arenas import is_dense
 from shardroute.executors.interpreting.blocks import LINEAR
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.memories import Buffers
+from shardroute.executors.messages.windows import count_within, rounds_of_messages, window_bytes_of
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Mode, Op, Plan, ranges
 from shardroute.topologies.errors import PlanError
@@ -27,15 +28,15 @@ from shardroute.topologies.errors import PlanError
 # some 25 us a message and copies 1 to 2.6 GB/s (2-core Xeon, torch 2.13), so 256 KiB are some 5 times the cost to start.
 STRAIGHT_BYTES = 256 * 2**10
 PACKED_BYTES = 4 * 2**20
-# Memory to pack in and to unpack from, each; more only where one message, or what one collective brings to a rank, needs more.
-WINDOW_BYTES = 16 * 2**20
+# Of small windows a message takes at most this part, and half of the window more by its last row (see `cutting`).
+_WINDOW_SHARE = 4
 
 NO_ROWS = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """Messages between two ranks, ordered by step, then sender, receiver and place in the bundle.
+    """Messages between two ranks, ordered by step, then round, sender, receiver and place in the bundle.
 
     step, src, dst   int64[n]
     tag              int64[n]   counts the messages of the pair (src, dst)
@@ -46,7 +47,10 @@ class Messages:
     answers          bool[n]    it may be sent only when all that the step brings to its sender has arrived
     clear_first, clear_last   int64[n]: rows of `touches`: what must be complete before it may be written, for its slot is in use
     touches          int64[m]   steps, in runs for each slot of each rank
-    window_bytes     int64[n_ranks, 2]: memory that the rank needs to pack what it sends, and what it receives
+    round            int64[n]   of a collective that brings, or takes, more than fits a window: those of one round are together on
+                                their way, and a rank ends its part in a round before it begins the next; else 0
+    window_bytes     int64[n_ranks, 2]: memory that the rank takes to pack what it sends, and what it receives; never more than
+                                the plan declares (`stagings`)
 
     in_ptr, into, out_ptr, out   CSR by rank: the messages that come to it and that it sends, ascending
     """
@@ -64,6 +68,7 @@ class Messages:
     clear_first: Ints
     clear_last: Ints
     touches: Ints
+    round: Ints
     window_bytes: Ints
     in_ptr: Ints
     into: Ints
@@ -74,10 +79,10 @@ class Messages:
 def lay_messages(plan: Plan, programs: Programs, buffers: Buffers, *, library_sums: bool = False) -> Messages:
     """The messages of a plan whose programs were compiled. With `library_sums` a library adds up, so no message brings addends.
 
-    Raises PlanError when a rank waits for what it can't see.
+    Raises PlanError when a rank waits for what it can't see, InputError when it would pack more than the plan declares.
     """
     _check_seen(plan, programs)
-    first, last, step, src, dst = _rows_of_messages(programs, library_sums=library_sums)
+    first, last, step, src, dst = _rows_of_messages(programs, plan.window_bytes, library_sums=library_sums)
     empty = _empty_messages(plan, step)
     n_empty = len(empty[0])
     step, src, dst = (np.concatenate(pair) for pair in zip((step, src, dst), empty, strict=True))
@@ -89,19 +94,23 @@ def lay_messages(plan: Plan, programs: Programs, buffers: Buffers, *, library_su
     n_bytes = total[last] - total[first]
     src_at = _in_order(programs, buffers, first, last, src, sending=True)
     dst_at = np.where(_is_added(programs, first, last), NO_ROWS, _in_order(programs, buffers, first, last, dst, sending=False))
+    packs = [np.where(at == NO_ROWS, n_bytes, 0) for at in (src_at, dst_at)]
+    window_bytes = window_bytes_of(plan, step, (src, dst), packs)
+    round_ = rounds_of_messages(plan, step, (src, dst), packs, window_bytes, _is_added(programs, first, last))
+    if round_.any():
+        order = np.lexsort((np.arange(len(step)), round_, step))
+        step, round_, src, dst, first, last, n_bytes, src_at, dst_at = (
+            column[order] for column in (step, round_, src, dst, first, last, n_bytes, src_at, dst_at)
+        )
     steps = plan.steps
     hub = plan.group_ranks[plan.group_ptr[np.maximum(steps.group[step], 0)]] if len(plan.group_ranks) else dst
     touches, clear_first, clear_last = _clearances(plan, step, dst)
     n_ranks = plan.problem.n_ranks
-    windows = [
-        _window_bytes(plan, step, rank, np.where(at == NO_ROWS, n_bytes, 0), n_ranks)
-        for rank, at in ((src, src_at), (dst, dst_at))
-    ]
     into, out = np.argsort(dst, kind="stable"), np.argsort(src, kind="stable")
     return Messages(
         step, src, dst, count_within(src * n_ranks + dst), first, last, n_bytes, src_at, dst_at,
         (steps.op[step] == Op.BARRIER) & (src == hub), clear_first, clear_last, touches,
-        np.stack(windows, axis=1), np.searchsorted(dst[into], np.arange(n_ranks + 1)), into,
+        round_, window_bytes, np.searchsorted(dst[into], np.arange(n_ranks + 1)), into,
         np.searchsorted(src[out], np.arange(n_ranks + 1)), out,
     )  # fmt: skip
 
@@ -127,7 +136,7 @@ def _is_added(programs: Programs, first: Ints, last: Ints) -> NDArray[np.bool_]:
     return np.asarray((last > first) & adds[first])
 
 
-def _rows_of_messages(programs: Programs, *, library_sums: bool) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _rows_of_messages(programs: Programs, window_bytes: int, *, library_sums: bool) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """First and last block row, step, sender and receiver of all messages that carry bytes between two ranks."""
     actions, blocks = programs.actions, programs.blocks
     n_rows = len(blocks.src)
@@ -139,9 +148,10 @@ def _rows_of_messages(programs: Programs, *, library_sums: bool) -> tuple[Ints, 
     new[1:] = (np.diff(action) != 0) | (np.diff(blocks.to) != 0)
     start = np.cumsum(blocks.n_bytes) - blocks.n_bytes
     start -= np.maximum.accumulate(np.where(new, start, 0))  # within its message
-    long = (blocks.form == LINEAR) & (blocks.n_bytes >= STRAIGHT_BYTES)
+    packed_bytes = max(1, min(PACKED_BYTES, window_bytes // _WINDOW_SHARE))
+    long = (blocks.form == LINEAR) & (blocks.n_bytes >= min(STRAIGHT_BYTES, packed_bytes))
     new |= long
-    new[1:] |= long[:-1] | (np.diff(start // PACKED_BYTES) != 0)
+    new[1:] |= long[:-1] | (np.diff(start // packed_bytes) != 0)
     first = np.flatnonzero(new)
     last = np.append(first[1:], n_rows)
     away = blocks.to[first] != rank[first]
@@ -246,24 +256,3 @@ def _clearances(plan: Plan, step: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
     since: Ints = np.maximum(last_write[before], start[before]) if len(key) else before
     clear_first, clear_last = np.where(inside, since, 0), np.where(inside, here, 0)
     return use, clear_first, clear_last
-
-
-def _window_bytes(plan: Plan, step: Ints, rank: Ints, packed: Ints, n_ranks: int) -> Ints:
-    """What each rank needs to pack one side of its messages: two of the largest, all of a collective at once, at most all."""
-    largest, everything, together = (np.zeros(n_ranks, dtype=np.int64) for _ in range(3))
-    np.maximum.at(largest, rank, packed)
-    np.add.at(everything, rank, packed)
-    collective = plan.steps.op[step] != Op.COPY
-    key, of = np.unique(rank[collective] * np.int64(max(len(plan.steps), 1)) + step[collective], return_inverse=True)
-    sums = np.bincount(of.ravel(), weights=packed[collective], minlength=len(key)).astype(np.int64)
-    np.maximum.at(together, key // max(len(plan.steps), 1), sums)
-    return np.minimum(everything, np.maximum(WINDOW_BYTES, np.maximum(2 * largest, together)))
-
-
-def count_within(group: Ints) -> Ints:
-    """For each row, how many rows before it are of its group."""
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
-    before = np.empty(len(group), dtype=np.int64)
-    before[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered)
-    return before

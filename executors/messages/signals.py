@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.executors.interpreting.interpret import Programs
-from shardroute.executors.messages.messages import NO_ROWS, Messages, count_within
+from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.rounds import Ring
+from shardroute.executors.messages.windows import count_within
 from shardroute.planner.layouts.fragments import Ints
 
 CREDIT_QUEUE = 256  # of signals that tell of free places; queues of lanes are below

@@ -2,7 +2,7 @@
 
 Rule: see `messages` for the order in which sends and receives are begun, which rules out deadlock. Memory to pack in (a window a
 direction) is taken when the transport is made, is as large as `Messages.window_bytes` says, and is shared by all transports of a
-world, of which one runs at a time.
+world, of which one runs at a time. A collective that brings more goes in rounds (`Messages.round`), which a rank runs in order.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Pool, Rows, Window
 from shardroute.executors.messages.messages import NO_ROWS, Messages
-from shardroute.executors.transports.roll_calls import named
+from shardroute.executors.transports.roll_calls import late, named
 from shardroute.executors.transports.seam import Deadline, Handle, LateError, Wire
 from shardroute.topologies.errors import RunError
 
@@ -54,6 +54,12 @@ def _adding(programs: Programs, rank: int) -> frozenset[int]:
     return frozenset(mine[np.isin(actions.step[mine], adds)].tolist())
 
 
+def _rounds_of(messages: Messages, mine: NDArray[np.int64]) -> dict[int, list[int]]:
+    """The rounds in which a rank takes part, ascending, for the steps that have more than one."""
+    step, number = messages.step[mine], messages.round[mine]
+    return {of: np.unique(number[step == of]).tolist() for of in np.unique(step[number > 0]).tolist()}
+
+
 class MessageTransport(Generic[Handle]):
     """One rank's side: sends when `drive` posts, and begins receives up to where the rank is in the plan, and some ahead.
 
@@ -77,6 +83,8 @@ class MessageTransport(Generic[Handle]):
         )
         self._in: list[int] = into.tolist()
         self._in_step: list[int] = messages.step[into].tolist()
+        self._in_round: list[int] = messages.round[into].tolist()
+        self._rounds = _rounds_of(messages, np.concatenate([into, out]))
         self._out_of_step: dict[int, list[int]] = {}
         for message, step in zip(out.tolist(), messages.step[out].tolist(), strict=True):
             self._out_of_step.setdefault(step, []).append(message)
@@ -108,18 +116,24 @@ class MessageTransport(Generic[Handle]):
         self._finish_receives(step)
 
     def meet(self, action: int, *, all_ready: bool) -> None:
-        """Begin to receive what the collective brings; no sender needs to hear of it, since it can't send before."""
-        self._receive_before(self._action_step[action] + 1)
+        """Begin to receive what the collective brings first; no sender needs to hear of it, since it can't send before."""
+        self._receive_before(self._action_step[action], rounds=1)
 
     def post(self, action: int) -> None:
         step = self._action_step[action]
-        for message in self._out_of_step.get(step, ()):
-            if self._messages.answers[message]:
-                self._finish_receives(step)
-            self._send(message, step)
         if action in self._adding:
             self._sum = _Sum(action, step)
-        else:
+        for number in self._rounds.get(step, (0,)):
+            if number:
+                self._finish_sends(step)
+                self._finish_receives(step)
+                self._receive_before(step, rounds=number + 1)
+            for message in self._out_of_step.get(step, ()):
+                if self._messages.round[message] == number:
+                    if self._messages.answers[message]:
+                        self._finish_receives(step)
+                    self._send(message, step)
+        if action not in self._adding:
             self._rows.copy_local(action)
 
     def finish(self, action: int) -> None:
@@ -155,9 +169,10 @@ class MessageTransport(Generic[Handle]):
         handle = self._wire.send(data, int(messages.dst[message]), int(messages.tag[message]))
         self._out.setdefault(step, deque()).append(_Begun(message, handle, packed))
 
-    def _receive_before(self, step: int) -> None:
-        """Begin to receive all that steps before this one bring."""
-        while self._next_in < len(self._in) and self._in_step[self._next_in] < step:
+    def _receive_before(self, step: int, rounds: int = 0) -> None:
+        """Begin to receive all that steps before this one bring, and its own first rounds."""
+        until = (step, rounds)
+        while self._next_in < len(self._in) and (self._in_step[self._next_in], self._in_round[self._next_in]) < until:
             self._receive(self._in[self._next_in], must=True)
             self._next_in += 1
 
@@ -171,9 +186,11 @@ class MessageTransport(Generic[Handle]):
                 self.wait(use)
             elif use >= self._step or use in self._out or use in self._into:
                 return False
+        if not must and messages.round[message]:
+            return False
         packed = None
         if n_bytes and at == NO_ROWS:
-            # All that a collective brings must fit at once: its ranks send before they look at what has come.
+            # All of a round must fit at once: ranks send in it before they look at what has come.
             fresh = self._several[step] and step not in self._into
             if not must and ((fresh and not self._in_window.is_empty) or not self._in_window.has_room(n_bytes)):
                 return False
@@ -233,9 +250,9 @@ class MessageTransport(Generic[Handle]):
         try:
             self._wire.wait(begun.handle, self.deadline)
         except LateError:
-            raise LateError((peer,)) from None
+            raise late(peer, self._wire) from None
         except RunError as error:
-            raise named(error, peer) from error
+            raise named(error, peer, self._wire) from error
 
 
 _NOTHING: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)

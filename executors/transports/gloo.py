@@ -7,6 +7,7 @@ long (321 ms against 164 ms for one message each way, torch 2.13, 2-core Xeon).
 import contextlib
 import importlib.util
 import os
+import re
 import socket
 import time
 from datetime import timedelta
@@ -22,11 +23,13 @@ from shardroute.executors.launching.launches import file_of_host
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.reasons import first_line
 from shardroute.executors.transports.exchanges import MessageTransport
-from shardroute.executors.transports.roll_calls import SMALL_BYTES, RollCall
-from shardroute.executors.transports.seam import Deadline, LateError, Place
+from shardroute.executors.transports.roll_calls import GAVE_UP, SMALL_BYTES, RollCall, named
+from shardroute.executors.transports.seam import Deadline, LateError, LostError, Place
+from shardroute.executors.transports.stores import LastWords, check_in, couldnt_join, open_store, words_of, words_of_run
 from shardroute.topologies.errors import InputError, RunError
 
 _CALL_TAG: Final = 2**31 - 1  # torch takes tags of 31 bits; a pair's messages are numbered from 0
+_READ_S: Final = 0.5  # for last words to be read by those that have seen this rank disconnect
 _HEARD_S: Final = 0.05  # for last words to be heard by who listens: far more than a message takes
 
 if TYPE_CHECKING:
@@ -42,7 +45,10 @@ def missing() -> str | None:
 
 
 def preload() -> None:
-    """Import torch with one thread, which processes that are forked then share."""
+    """Import torch with one thread, which processes that are forked then share; and let it say less: what it prints of lost
+    connections, with the frames of its C++ code, comes back to us as errors.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch
     import torch.distributed
 
@@ -59,21 +65,16 @@ def connect(place: Place, deadline: Deadline) -> "GlooWorld":
     if dist.is_initialized():
         raise InputError("torch.distributed is initialised already; give its group to a Resharder instead")
     _choose_interface(place)
+    store = open_store(place, deadline)
+    check_in(store, place, deadline)
     timeout = timedelta(seconds=deadline.limit_s)
     try:
-        if place.rendezvous.startswith("fd://"):
-            host, port, fd = place.rendezvous.removeprefix("fd://").split(":")
-            store = vars(dist)["TCPStore"](  # which torch's types leave out
-                host, int(port), place.size, place.rank == 0, timeout, master_listen_fd=int(fd) if place.rank == 0 else None
-            )
-            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=timeout)
-        else:
-            dist.init_process_group(
-                "gloo", init_method=place.rendezvous or "env://", rank=place.rank, world_size=place.size, timeout=timeout
-            )
-    except (RuntimeError, ValueError) as error:  # torch raises both for what it can't reach or parse
-        raise RunError(f"rank {place.rank} couldn't join the {place.size} ranks of the run: {first_line(error)}") from error
-    return GlooWorld(dist.group.WORLD, owned=True)
+        dist.init_process_group(
+            "gloo", store=store, rank=place.rank, world_size=place.size, timeout=timeout,  # type: ignore[arg-type]  # see Store
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        raise couldnt_join(place, f"they lost each other while they connected (torch says: {first_line(error)})") from error
+    return GlooWorld(dist.group.WORLD, owned=True, words=words_of_run(store, place))
 
 
 def join(group: object) -> "GlooWorld | None":
@@ -111,14 +112,15 @@ def _choose_interface(place: Place) -> None:
 class GlooWorld:
     """The ranks of a process group of torch.distributed whose backend moves CPU tensors."""
 
-    def __init__(self, group: "dist.ProcessGroup | None", *, owned: bool) -> None:
+    def __init__(self, group: "dist.ProcessGroup | None", *, owned: bool, words: LastWords | None = None) -> None:
         import torch.distributed as dist
 
         self._group, self._owned = group, owned
+        self._words = words_of(group) if words is None else words
         self.key = id(group)
         self.pools = (Pool(), Pool())
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.wire, self.call_tag = GlooWire(group), _CALL_TAG
+        self.wire, self.call_tag = GlooWire(group, self._words), _CALL_TAG
         self._calls = RollCall(self.wire, self.rank, range(self.size), self.call_tag)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
@@ -144,10 +146,14 @@ class GlooWorld:
         """Nothing: connections end with the process, and that is what the others see."""
 
     def give_up(self, words: str) -> None:
+        # Where another rank has given up before, this one passes on why.
+        self._words.leave(self.rank, words if GAVE_UP in words else f"rank {self.rank}{GAVE_UP}{words}")
         self._calls.give_up(words)
         if self._owned and self.size > 1:
             time.sleep(_HEARD_S)
             self._disconnect()
+            if self.rank == 0:  # whose process keeps what all have left
+                time.sleep(_READ_S)
 
     def _disconnect(self) -> None:
         """Close all connections of the group: gloo does so when a wait for a rank that is there times out, and has no other way
@@ -177,8 +183,8 @@ class GlooWorld:
 class GlooWire:
     """Sends and receives over the group; peers are ranks of it."""
 
-    def __init__(self, group: "dist.ProcessGroup | None") -> None:
-        self._group = group
+    def __init__(self, group: "dist.ProcessGroup | None", words: LastWords) -> None:
+        self._group, self._words = group, words
 
     def send(self, data: NDArray[np.uint8], to: int, tag: int) -> "dist.Work":
         import torch.distributed as dist
@@ -186,7 +192,7 @@ class GlooWire:
         try:
             work = dist.isend(_tensor(data), group=self._group, group_dst=to, tag=tag)
         except RuntimeError as error:
-            raise RunError(f"rank {to} is lost: {first_line(error)}") from error
+            raise named(LostError(None, _why(error)), to, self) from error
         assert work is not None  # for ranks outside of the group only
         return work
 
@@ -196,7 +202,7 @@ class GlooWire:
         try:
             work = dist.irecv(_tensor(data), group=self._group, group_src=source, tag=tag)
         except RuntimeError as error:
-            raise RunError(f"rank {source} is lost: {first_line(error)}") from error
+            raise named(LostError(None, _why(error)), source, self) from error
         assert work is not None
         return work
 
@@ -205,6 +211,9 @@ class GlooWire:
             _wait(handle, deadline)
         except RuntimeError as error:
             raise _lost(error, deadline) from error
+
+    def last_words(self, rank: int) -> str:
+        return self._words.of(rank)
 
 
 def _wait(work: "dist.Work | None", deadline: Deadline) -> None:
@@ -215,7 +224,16 @@ def _wait(work: "dist.Work | None", deadline: Deadline) -> None:
 def _lost(error: RuntimeError, deadline: Deadline) -> Exception:
     if deadline.is_close:
         return LateError()
-    return RunError(f"lost a rank: {first_line(error)}")
+    return LostError(None, _why(error))
+
+
+def _why(error: RuntimeError) -> str:
+    """What became of a connection, in our words, and of torch's the first sentence, without where in its sources it says that."""
+    said = str(error)
+    closed = any(text in said for text in ("Connection closed", "closed by peer", "reset by peer", "Broken pipe"))
+    what = "its connection closed" if closed else "its connection failed"
+    sentence = re.sub(r"^\[\S+\] ", "", first_line(error)).partition(". ")[0]
+    return f"{what} (torch says: {sentence})"
 
 
 def _tensor(data: NDArray[np.uint8]) -> "torch.Tensor":

@@ -7,11 +7,12 @@ import atexit
 import contextlib
 import importlib.util
 import os
+import re
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +21,12 @@ from numpy.typing import NDArray
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Pool
+from shardroute.executors.launching.presences import come, missing_ranks
 from shardroute.executors.messages.messages import Messages
+from shardroute.executors.reasons import first_line
 from shardroute.executors.transports.exchanges import MessageTransport
 from shardroute.executors.transports.roll_calls import SMALL_BYTES, RollCall
-from shardroute.executors.transports.seam import Deadline, LateError, Place
+from shardroute.executors.transports.seam import Deadline, LateError, LostError, Place
 from shardroute.topologies.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 _SPINS = 20
 _MOST_SLEEP_S = 0.0005
 _LAST_WORDS_S = 2.0
+# As /proc/PID/maps names one that is still there; removed ones end in " (deleted)".
+_SEGMENT = re.compile(r" (/dev/shm/mpich_\S+)$")
 
 
 def missing() -> str | None:
@@ -60,7 +65,9 @@ def connect(place: Place, deadline: Deadline) -> "MpiWorld":
             f"MPI says that this is rank {world.rank} of {world.size}, the launcher or --rank and --world-size that it is rank "
             f"{place.rank} of {place.size}; start the ranks with the mpirun of the MPI that mpi4py was built for"
         )
-    return MpiWorld(world)
+    joined = MpiWorld(world)  # which all ranks make together, so all of this host have mapped what they share
+    remove_segments(shared_segments())
+    return joined
 
 
 def join(group: object) -> "MpiWorld | None":
@@ -74,13 +81,22 @@ def join(group: object) -> "MpiWorld | None":
     return MpiWorld(MPI.COMM_WORLD if group is None else group)
 
 
-def shared_segments() -> list[str]:
-    """The files in /dev/shm that MPI has mapped into this process, as far as the system tells: Linux does. MPICH removes its own
-    when it ends, but a rank that is killed doesn't let it come to that.
+def shared_segments(process: int | None = None) -> list[str]:
+    """The files in /dev/shm that MPICH has mapped into that process (none given: this one), as far as the system tells: Linux
+    does.
     """
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        return sorted({line.split()[-1] for line in maps if " /dev/shm/mpich_" in line})
+    with contextlib.suppress(OSError), open(f"/proc/{process or 'self'}/maps") as maps:
+        return sorted({found[1] for line in maps if (found := _SEGMENT.search(line))})
     return []
+
+
+def remove_segments(segments: Iterable[str]) -> None:
+    """Take names of shared memory away; who has it mapped keeps it. MPICH does so itself when it ends, and doesn't mind if it is
+    done (5.0.2), but a rank that is killed, or that ends all others, doesn't let it come to that.
+    """
+    for segment in segments:
+        with contextlib.suppress(OSError):
+            os.unlink(segment)
 
 
 @contextlib.contextmanager
@@ -89,15 +105,19 @@ def _watched(place: Place, deadline: Deadline) -> Iterator[None]:
 
     MPI's start waits for all ranks, has no deadline, and lets no other thread of Python run; so another process watches it.
     """
+    here = come(place)
     watched, tells = os.pipe()
     process = os.getpid()
     watcher = os.fork()
     if watcher == 0:
         os.close(tells)
         if not select.select([watched], [], [], deadline.left_s)[0]:
-            late = f"not all {place.size} ranks had come when the {deadline.allowed_s:g} s that --timeout allows were over"
-            os.write(2, f"error: rank {place.rank} couldn't join: {late}\n".encode())
+            missing = ", ".join(map(str, missing_ranks(place) if here is not None else ()))
+            who = f"rank {missing} didn't come" if missing else "not all of them came"
+            late = f"{who} within the {deadline.allowed_s:g} s that --timeout allows"
+            os.write(2, f"error: rank {place.rank} couldn't join the {place.size} ranks of the run: {late}\n".encode())
             time.sleep(_LAST_WORDS_S)
+            remove_segments(shared_segments(process))
             os.kill(process, signal.SIGKILL)
         os._exit(0)
     os.close(watched)
@@ -106,6 +126,8 @@ def _watched(place: Place, deadline: Deadline) -> Iterator[None]:
     finally:
         os.close(tells)
         os.waitpid(watcher, 0)
+        if here is not None:
+            here.close()
 
 
 class MpiWorld:
@@ -188,7 +210,7 @@ def _wait(request: "MPI.Request", deadline: Deadline) -> None:
                     raise LateError()
                 time.sleep(min(_MOST_SLEEP_S, 1e-6 * n_tests))
     except MPI.Exception as error:
-        raise RunError(f"MPI failed: {error}") from error
+        raise LostError(None, f"MPI failed ({first_line(error)})") from error
 
 
 def _byte() -> "MPI.Datatype":

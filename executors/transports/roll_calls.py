@@ -13,7 +13,7 @@ from typing import Final, Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.transports.seam import Deadline, Handle, LateError, Wire
+from shardroute.executors.transports.seam import Deadline, Handle, LateError, LostError, Remembering, Wire
 from shardroute.topologies.errors import RunError
 
 # Up to so many bytes from all ranks together go by the first rank; more, by a collective of the library.
@@ -23,6 +23,7 @@ _SOONER_SHARE: Final = 0.1
 _MOST_SOONER_S: Final = 0.5
 _FINE: Final = -1
 _GAVE_UP: Final = -1  # in place of a length
+GAVE_UP: Final = " gave up: "  # in the words of a rank that did
 _WORDS_BYTES: Final = 1024  # of why a rank is lost; they go in a message of a known length
 
 
@@ -65,7 +66,7 @@ class RollCall(Generic[Handle]):
 
     def give_up(self, words: str) -> None:
         """Tell whoever calls the roll next that this rank doesn't answer any more, and why; waits for nobody."""
-        told = f"rank {self._rank} gave up: {words}"
+        told = f"rank {self._rank}{GAVE_UP}{words}"
         if self._rank == self._first:
             self._tell_of(self._rank, told)
             return
@@ -126,9 +127,9 @@ class RollCall(Generic[Handle]):
         try:
             self._wire.wait(handle, deadline)
         except LateError:
-            raise LateError((peer,)) from None
+            raise late(peer, self._wire) from None
         except RunError as error:
-            raise named(error, peer) from error
+            raise named(error, peer, self._wire) from error
 
 
 def _text(words: str) -> NDArray[np.uint8]:
@@ -143,7 +144,15 @@ def _read(text: NDArray[np.uint8]) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
 
 
-def named(error: RunError, peer: int) -> RunError:
-    """A loss in words that name the peer."""
-    words = str(error)
-    return error if words.startswith("rank ") else RunError(f"rank {peer} is lost: {words.removeprefix('lost a rank: ')}")
+def named(error: RunError, peer: int, wire: object) -> RunError:
+    """What it means that a rank couldn't be heard: that it is lost, or what it said when it gave up."""
+    told = wire.last_words(peer) if isinstance(error, LostError) and isinstance(wire, Remembering) else ""
+    if told:
+        return RunError(told)
+    return LostError(peer, error.why) if isinstance(error, LostError) else error
+
+
+def late(peer: int, wire: object) -> Exception:
+    """What it means that a rank wasn't heard by the deadline: that it is late, or what it said if it gave up a moment before."""
+    told = wire.last_words(peer) if isinstance(wire, Remembering) else ""
+    return RunError(told) if GAVE_UP in told else LateError((peer,))

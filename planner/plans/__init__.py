@@ -31,12 +31,13 @@ Rules of meaning, on which simulating, checking and running all rest:
 """
 
 from shardroute.planner.plans.columns import Boxes, Bundles, Computes, Steps, places, ranges
-from shardroute.planner.plans.plan import Plan, classes_of
+from shardroute.planner.plans.plan import WINDOW_BYTES, Plan, classes_of
 from shardroute.planner.plans.words import SOURCE, TARGET, Backend, Kind, Lane, Mode, Op, lane_of, queue_of, queued
 
 __all__ = [
     "SOURCE",
     "TARGET",
+    "WINDOW_BYTES",
     "Backend",
     "Boxes",
     "Bundles",

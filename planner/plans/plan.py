@@ -14,6 +14,9 @@ from shardroute.planner.ring.workloads import KEY_SIDE, LSE, QUERY_SIDE, Attenti
 from shardroute.topologies.errors import PlanError
 from shardroute.topologies.topologies import Topology
 
+# Memory that a rank may take to pack in, each way, where the library sends and receives: four of the messages of 4 MiB that rows
+# are packed into, so that some travel while the next is packed.
+WINDOW_BYTES = 16 * 2**20
 # What all steps together carry, and what a slot or an offset in it may come to, stays below this: the sum of two fits int64.
 MAX_PLAN_BYTES = 2**62
 
@@ -34,6 +37,8 @@ class Plan:
     group_ptr, group_ranks   CSR: the ranks of each collective's group, in ring order
     slot_bytes  int64[n_slots]: size of each staging slot; a slot exists on every rank that a step uses it on
     attention   the attention call that it computes, if it does; `computes` then has its COMPUTE steps
+    window_bytes  the most that a rank may take beside its slots to pack what it sends, and as much for what it receives, where
+                ranks send and receive (see `stagings`)
 
     Raises PlanError when an index is out of range or a row contradicts its op. That it *delivers* is proved by `check`.
     """
@@ -49,6 +54,7 @@ class Plan:
     slot_bytes: NDArray[np.int64]
     attention: Attention | None = None
     computes: Computes = field(default_factory=Computes.none)
+    window_bytes: int = WINDOW_BYTES
 
     def __post_init__(self) -> None:
         problem, steps, bundles = self.problem, self.steps, self.bundles
@@ -76,6 +82,7 @@ class Plan:
             ("dst of a collective", steps.dst[~copy], -1, 0),
             ("group of a COPY", steps.group[copy], -1, 0),
             ("slot_bytes", self.slot_bytes, 0, MAX_PLAN_BYTES),
+            ("window_bytes", np.array([self.window_bytes]), 0, MAX_PLAN_BYTES),
             ("bundles.offset", bundles.offset, -1, MAX_PLAN_BYTES),
             ("bundles.tensor", bundles.tensor, 0, len(problem.tensors)),
             ("group_ranks", self.group_ranks, 0, problem.n_ranks),
