@@ -16,6 +16,7 @@ from shardroute.executors.attention.contents import Contents, contents_of
 from shardroute.executors.attention.jobs import load_arithmetic
 from shardroute.executors.attention.on_streams import why_no_attention
 from shardroute.executors.attention.seam import Arithmetic
+from shardroute.executors.gpus.device_sums import why_no_sums
 from shardroute.executors.interpreting.interpret import Programs, compile_plan
 from shardroute.executors.interpreting.memories import Buffers, Part
 from shardroute.executors.interpreting.piece_sums import NONE, PieceRows, describe_wrong, piece_rows
@@ -187,8 +188,8 @@ def check_transport(transport: str) -> None:
 
 
 def _check_verifies(transport: str, *, verify: bool) -> None:
-    if verify and transport in ON_GPUS:
-        raise InputError(f"checksums are taken in host memory, and transport {transport} moves bytes on GPUs; leave --verify out")
+    if verify and transport in ON_GPUS and (reason := why_no_sums()) is not None:
+        raise InputError(f"{reason}; leave --verify out")
 
 
 def _corrupted(plan: Plan, pieces: PieceRows, trials: Sequence[Trial]) -> tuple[str, ...]:

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -90,4 +91,9 @@ def test_the_check_runs_all_its_parts_over_doubles(tmp_path: Path) -> None:
     for transport in ("nccl", "nvshmem"):
         assert (tmp_path / f"{transport}.toml").exists()
     assert "captured and replayed" in done.stdout
+    rows = json.loads((tmp_path / "gpu_check.json").read_text())["rows"]
+    changes = {row["case"]: row["parts_s"] for row in rows if row["part"] == "changes" and row["transport"] == "nccl"}
+    assert "shrunk communicator" in changes["1 of 2 ranks went"]
+    assert "grown communicator" in changes["1 of 2 ranks came back"]
+    assert "NVSHMEM is started once a process" in done.stdout
     assert "a replay would wait for" in done.stdout

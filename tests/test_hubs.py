@@ -78,6 +78,21 @@ def test_a_rank_that_says_nothing_is_late_and_one_that_is_gone_is_lost(tmp_path:
     hubs[0].close()
 
 
+def test_ranks_go_by_the_names_that_they_were_given(tmp_path: Path) -> None:
+    hubs = meet_all(f"file://{tmp_path}/r", 2)
+    for hub in hubs:
+        hub.rename([3, 7])
+
+    with pytest.raises(LateError) as late:
+        hubs[0].exchange(b"", Deadline.after(0.2))
+    hubs[0].close()
+    with pytest.raises(RunError, match="rank 3 is lost: it closed its connection"):
+        hubs[1].exchange(b"", Deadline.after(10.0))
+
+    assert late.value.peers == (7,)
+    hubs[1].close()
+
+
 @pytest.mark.parametrize("where", ["tcp://nowhere", "ring://a:1", "tcp://:x"])
 def test_a_rendezvous_that_is_none_is_refused(where: str) -> None:
     with pytest.raises(InputError, match="expected tcp://HOST:PORT or file:///PATH"):
@@ -108,6 +123,7 @@ def find_devices(seen: list[list[str]], tmp_path: Path) -> list[object]:
         ([["a", "b", "c"]] * 3, [0, 1, 2]),
         ([["c"], ["a"], ["b"]], [0, 0, 0]),  # a launcher shows each rank its own
         ([["a", "b"], ["b", "a"]], [0, 0]),
+        ([["a", "b", "c"], ["c"], ["a"]], [1, 0, 0]),  # who sees one keeps it, whoever comes before
     ],
 )
 def test_ranks_of_a_host_take_one_gpu_each(seen: list[list[str]], taken: list[int], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from shardroute.executors.resharding.tensors import local_bytes
 from shardroute.planner.layouts.placements import Partial, Replicate, Shard
 from shardroute.topologies.errors import InputError
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed (pip install 'shardroute[torch]')")
 
 N_RANKS = 4
 HERE = Path(__file__).parent
@@ -85,6 +86,28 @@ def test_spare_memory_is_what_was_allowed_and_the_version_what_was_moved_last(sc
             "None": [1, 3 * one, 5, 6, True, parts, made],
             "0": [1, 0, 5, 6, True, in_place, made],
         }
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", "rank 1 is lost|the rank's own code failed"),
+        ("corrupt", "of w1 in its destination weights isn't what rank 1 sent"),
+    ],
+)
+def test_after_a_failure_between_buckets_each_tensor_has_one_version_and_the_next_transfer_moves_what_is_missing(
+    scenes: list[dict[str, object]], fault: str, words: str
+) -> None:
+    for number, rank in enumerate(scenes):
+        n_plans, version, versions, holds, error, read, after, finally_holds = rank["fails_between_buckets"][fault]
+        assert (n_plans, version, versions) == (2, None, {"w0": 2, "w1": 1})
+        assert re.search(words, error)
+        assert "hold parts of two versions (w1 holds version 1; w0 holds version 2)" in read
+        assert after == 2
+        if number >= 2:
+            assert holds == {"w0": [2.0], "w1": [1.0]}
+            assert finally_holds == {"w0": [2.0], "w1": [2.0]}
 
 
 def test_a_rank_that_stays_away_ends_the_others_transfer_at_its_deadline(scenes: list[dict[str, object]]) -> None:

@@ -3,6 +3,9 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +15,14 @@ from hypothesis import strategies as st
 
 from shardroute.executors.interpreting.interpret import compile_plan
 from shardroute.executors.interpreting.memories import ALIGNMENT, Part
+from shardroute.executors.launching.hubs import meet
 from shardroute.executors.resharding.changes import plan_after, present_after
 from shardroute.executors.resharding.inventory_parts import cut_into_buckets
-from shardroute.executors.resharding.numbered import NumberedWorld
+from shardroute.executors.resharding.numbered import numbered
 from shardroute.executors.resharding.spares import Spares
 from shardroute.executors.resharding.versions import Versions
-from shardroute.executors.transports.seam import Deadline
+from shardroute.executors.resharding.votes import agree_on_version
+from shardroute.executors.transports.seam import Deadline, Place
 from shardroute.planner.check import check
 from shardroute.planner.exchange import Inventory, problem_between
 from shardroute.planner.layouts.fragments import Fragments
@@ -31,7 +36,7 @@ from shardroute.topologies.errors import InfeasibleError, InputError, RunError
 
 
 def test_a_writer_waits_for_readers_and_readers_wait_for_it() -> None:
-    versions, order = Versions(3), []
+    versions, order = Versions(3, "w"), []
     inside = threading.Event()
 
     def read() -> None:
@@ -49,7 +54,8 @@ def test_a_writer_waits_for_readers_and_readers_wait_for_it() -> None:
     second.start()
     time.sleep(0.05)
     order.append("written")
-    versions.release(4)
+    versions.mark("w", 4)
+    versions.release()
     second.join()
 
     assert order == ["read 3", "claimed", "written", "read 4"]
@@ -57,7 +63,7 @@ def test_a_writer_waits_for_readers_and_readers_wait_for_it() -> None:
 
 
 def test_a_writer_gives_up_on_a_reader_at_its_deadline() -> None:
-    versions = Versions(0)
+    versions = Versions(0, "w")
 
     with versions.reading(), pytest.raises(RunError, match="its weights were still read, by 1 blocks of `reading`"):
         versions.claim(Deadline.after(0.05))
@@ -66,16 +72,55 @@ def test_a_writer_gives_up_on_a_reader_at_its_deadline() -> None:
 
 
 def test_weights_of_two_versions_are_read_by_nobody_until_they_are_written_again() -> None:
-    versions = Versions(1)
+    versions = Versions(1, ["a", "b", "c"])
     versions.claim(Deadline.after(1.0))
-    versions.release(None)
+    versions.mark("a", None)
+    versions.release()
 
     with pytest.raises(RunError, match="hold parts of two versions"), versions.reading():
         pass
     versions.claim(Deadline.after(1.0))
-    versions.release(2)
+    versions.mark("a", 2)
+    versions.release()
+    told = r"hold parts of two versions \(b and 1 more hold version 1; a holds version 2\): .*; transfer again"
+    with pytest.raises(RunError, match=told), versions.reading():
+        pass
+    assert (versions.current, versions.of_tensors, versions.next) == (None, {"a": 2, "b": 1, "c": 1}, 3)
+    versions.claim(Deadline.after(1.0))
+    versions.mark("bc", 2)
+    versions.release()
     with versions.reading() as version:
         assert version == 2
+    assert versions.next == 3
+
+
+def test_versions_that_another_resharder_left_are_taken_up_by_name() -> None:
+    left = Versions({"a": 2, "b": 1, "other": 7}, "abc")
+
+    assert left.of_tensors == {"a": 2, "b": 1, "c": None}
+    assert left.hold("a", 2)
+    assert not left.hold("ab", 2)
+    assert Versions(None, "ab").next == 1
+
+
+@pytest.mark.parametrize(
+    ("has", "there"),
+    [
+        ([[True, False], [True, False]], [True, False]),
+        ([[True, True], [True, False]], [True, False]),  # one rank was about to say that it has all
+        ([[False, False], [True, False]], [False, False]),
+        ([[True, True], [True, True]], [False, False]),  # nothing is missing: then it is a transfer like any other
+    ],
+)
+def test_buckets_that_every_rank_has_are_not_moved_again_unless_they_are_all(has, there, tmp_path: Path) -> None:
+    rendezvous = f"file://{tmp_path}/r"
+
+    def agree(rank: int) -> list[bool]:
+        with closing(meet(Place(rank, len(has), rendezvous), Deadline.after(10.0))) as hub:
+            return agree_on_version(hub, "plan", 2, has[rank], Deadline.after(10.0))
+
+    with ThreadPoolExecutor(len(has)) as pool:
+        assert list(pool.map(agree, range(len(has)))) == [there] * len(has)
 
 
 @st.composite
@@ -193,6 +238,6 @@ def test_ranks_of_a_world_need_one_number_each() -> None:
         rank, size, key = 0, 4, 0
 
     with pytest.raises(InputError, match=r"ranks \[0, 0, 1, 2\]: expected one number for each of the 4 ranks"):
-        NumberedWorld(Four(), [0, 0, 1, 2], 4)
+        numbered(Four(), [0, 0, 1, 2], 4)
     with pytest.raises(InputError, match="Four: its library numbers ranks itself"):
-        NumberedWorld(Four(), [0, 1, 2, 4], 5)
+        numbered(Four(), [0, 1, 2, 4], 5)

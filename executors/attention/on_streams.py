@@ -4,31 +4,19 @@ Rule: nothing here waits. Tensors are views of the rank's memory on its device, 
 """
 
 import importlib.util
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from shardroute.executors.attention import torch_kernels
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.gpus.devices import Memory
+from shardroute.executors.gpus.tensors import Tensors
 from shardroute.executors.interpreting.computers import Computer
 from shardroute.executors.interpreting.interpret import Programs
-from shardroute.topologies.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
 _TORCH_DTYPES: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-
-
-@runtime_checkable
-class Tensors(Protocol):
-    """A device whose memory torch can work on."""
-
-    def view(self, pointer: int, n_bytes: int) -> "torch.Tensor":
-        """Bytes from a pointer, as a tensor of uint8."""
-
-    def on(self, stream: int) -> "AbstractContextManager[object]":
-        """A context in which torch puts its work on the stream."""
 
 
 class TorchComputing:
@@ -72,10 +60,3 @@ def why_no_attention() -> str | None:
     if torch.version.cuda is None:
         return f"attention on GPUs is computed by torch, and torch {torch.__version__} was built without CUDA"
     return None
-
-
-def tensors_of(device: object) -> Tensors:
-    """The device as torch works on it. Raises InputError for one that torch can't."""
-    if not isinstance(device, Tensors):
-        raise InputError(f"{type(device).__name__} has no memory that torch works on")
-    return device

@@ -26,7 +26,7 @@ from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.blocks import LINEAR
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Rows
-from shardroute.executors.transports.seam import Computing, Deadline, LateError
+from shardroute.executors.transports.seam import Computing, Deadline, Following, LateError
 from shardroute.planner.plans import Op
 from shardroute.topologies.errors import RunError
 
@@ -83,6 +83,9 @@ class EmulatedTransport:
 
     def compute_by(self, make: Callable[[object], Computing]) -> None:
         raise RunError("an emulated cluster has no device to compute on")
+
+    def follow_by(self, make: Callable[[object], Following]) -> None:
+        raise RunError("an emulated cluster has no device to take checksums on")
 
     def begin(self, trial: int) -> None:
         """Nothing: ranks line up before and after each trial, and all that was sent has been answered by then."""

@@ -75,6 +75,15 @@ def nccl_version() -> tuple[int, int, int]:
     return code // 10000, code % 10000 // 100, code % 100
 
 
+def nccl_has(*functions: str) -> bool:
+    """Whether the NCCL library that nccl4py has loaded has these functions, by their names in C."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2")  # by its SONAME, which finds what is loaded
+    except OSError:
+        return False
+    return all(hasattr(library, name) for name in functions)
+
+
 def why_no_nccl() -> str | None:
     """Why NCCL can't be used by nccl4py, None if it can."""
     if importlib.util.find_spec("nccl") is None:

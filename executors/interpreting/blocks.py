@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.executors.interpreting.adding import CODES, COPIES
-from shardroute.executors.interpreting.memories import Memory, Part
+from shardroute.executors.interpreting.memories import Buffers, Memory, Part
 from shardroute.executors.interpreting.strides import coalesce
 from shardroute.planner.layouts.fragments import Ints, box_text, dense_strides
 from shardroute.planner.ownership import reduced_to
@@ -82,7 +82,7 @@ def lay_blocks(plan: Plan, memory: Memory) -> tuple[Ints, Ints, Blocks, Forms]:
     Raises PlanError when a step reads or delivers a piece where no fragment contains it, or leaves its slot.
     """
     laid = lay_pieces(plan, memory)
-    kept, blocks = _merge(laid.step, laid.rank, laid.blocks)
+    kept, blocks = _merge(laid.step, laid.rank, laid.blocks, memory.buffers)
     step, rank = laid.step[kept], laid.rank[kept]
     _check_reach(step, rank, blocks, laid.forms, memory.buffers.arena_bytes)
     return step, rank, blocks, laid.forms
@@ -270,8 +270,8 @@ def _check_reach(step: Ints, rank: Ints, blocks: Blocks, forms: Forms, arena_byt
             raise PlanError(f"step {step[i]} {does} bytes {first[i]} to {last[i]} on rank {on[i]}, which has {has}")
 
 
-def _merge(step: Ints, rank: Ints, blocks: Blocks) -> tuple[Ints, Blocks]:
-    """Join linear blocks of one step that continue each other on both sides; the rows that were kept, and the blocks."""
+def _merge(step: Ints, rank: Ints, blocks: Blocks, buffers: Buffers) -> tuple[Ints, Blocks]:
+    """Join linear blocks of one step that continue each other in one buffer on both sides; the rows kept, and the blocks."""
     if not len(step):
         return step, blocks
     linear = blocks.form == LINEAR
@@ -281,6 +281,8 @@ def _merge(step: Ints, rank: Ints, blocks: Blocks) -> tuple[Ints, Blocks]:
     joins[1:] &= (blocks.src[:-1] + blocks.n_bytes[:-1] == blocks.src[1:]) & (
         blocks.dst[:-1] + blocks.n_bytes[:-1] == blocks.dst[1:]
     )
+    rows = np.flatnonzero(joins)
+    joins[rows] = ~buffers.begins(rank[rows], blocks.src[rows]) & ~buffers.begins(blocks.to[rows], blocks.dst[rows])
     kept = np.flatnonzero(~joins)
     merged = blocks.take(kept)
     return kept, Blocks(merged.src, merged.dst, merged.to, np.add.reduceat(blocks.n_bytes, kept), merged.form, merged.sums)

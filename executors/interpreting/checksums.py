@@ -45,6 +45,14 @@ def checksum(data: NDArray[np.uint8], at: int = 0) -> int:
     return total % _MODULUS
 
 
+def multipliers(n_bytes: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """By what the words of a piece of so many bytes count, for who sums them elsewhere: word i counts by the product of entry
+    i % n of the first, which has n, and entry i // n of the second.
+    """
+    n_tiles = -(-n_bytes // (_WORD_BYTES * _TILE_WORDS))
+    return _MIX.copy(), scatter(np.arange(n_tiles, dtype=np.uint64) + np.uint64(_TILE_SEED)) | _ODD
+
+
 @lru_cache(maxsize=4096)  # of 128 KiB each: 512 MiB, far more than a piece has
 def _of_tile(tile: int) -> int:
     """The odd number by which the sum of a tile's words counts."""

@@ -77,13 +77,12 @@ def piece_rows(plan: Plan) -> PieceRows:
     )  # fmt: skip
 
 
-class PieceSums:
-    """The checksums that one rank takes. `sent` and `kept` (uint64[n rows]) may be shared with other ranks."""
+class Sums:
+    """The checksums of one rank, whoever takes them: `sent` of the rows that are `mine`, `kept` of those that are `landing` here,
+    both uint64[n rows].
+    """
 
-    def __init__(
-        self, rows: PieceRows, forms: Forms, arena: Arena, rank: int, sent: NDArray[np.uint64], kept: NDArray[np.uint64]
-    ) -> None:
-        self._rows, self._forms, self._arena, self._rank = rows, forms, arena, rank
+    def __init__(self, rows: PieceRows, rank: int, sent: NDArray[np.uint64], kept: NDArray[np.uint64]) -> None:
         self.sent, self.kept = sent, kept
         first, last = int(rows.ptr[rank]), int(rows.ptr[rank + 1])
         self.mine = slice(first, last)
@@ -92,11 +91,25 @@ class PieceSums:
         columns = (steps.tolist(), (starts + first).tolist(), (ends + first).tolist())
         self._of_step = {step: (a, b) for step, a, b in zip(*columns, strict=True)}
         self.landing: Ints = np.flatnonzero(rows.lands & (rows.to == rank))
+
+    def sent_in(self, step: int) -> range:
+        """The rows that this rank sends in a step."""
+        return range(*self._of_step.get(step, (0, 0)))
+
+
+class PieceSums(Sums):
+    """The checksums that one rank takes in host memory. `sent` and `kept` may be shared with other ranks."""
+
+    def __init__(
+        self, rows: PieceRows, forms: Forms, arena: Arena, rank: int, sent: NDArray[np.uint64], kept: NDArray[np.uint64]
+    ) -> None:
+        super().__init__(rows, rank, sent, kept)
+        self._rows, self._forms, self._arena = rows, forms, arena
         self._known: dict[int, Strided] = {}
 
     def take_sent(self, step: int) -> None:
         """Of all that this rank sends in a step, while what it reads is still there."""
-        for row in range(*self._of_step.get(step, (0, 0))):
+        for row in self.sent_in(step):
             self.sent[row] = self._of(row, int(self._rows.src[row]), sending=True)
 
     def take_kept(self) -> None:

@@ -12,12 +12,12 @@ from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.drive import drive
 from shardroute.executors.interpreting.interpret import compile_plan
 from shardroute.executors.interpreting.memories import Part
-from shardroute.executors.interpreting.piece_sums import PieceRows, PieceSums, piece_rows
+from shardroute.executors.interpreting.piece_sums import PieceRows, PieceSums, Sums, piece_rows
 from shardroute.executors.launching.launched import own_memory
 from shardroute.executors.messages.messages import lay_messages
 from shardroute.executors.resharding.spares import Spares
 from shardroute.executors.resharding.tensors import HasLocalTensor, check_on_device, device_pointer, finish_writes, local_bytes
-from shardroute.executors.transports.following import FollowedTransport
+from shardroute.executors.transports.following import FollowedTransport, sums_on
 from shardroute.executors.transports.seam import Deadline, Enqueuing, OnDevice, Transport, World
 from shardroute.planner.plans import Plan
 from shardroute.topologies.errors import InputError
@@ -29,11 +29,13 @@ class Bucket:
     """One plan, ready to move on this rank. A rank that the plan doesn't know has nothing to do.
 
     rows, sums   what checksums follow, and this rank's; None without
+    tensors      the names of all that it moves, this rank's or not
     """
 
     def __init__(self, plan: Plan, world: World, deadline: Deadline, *, verify: bool) -> None:
         programs, buffers = compile_plan(plan)
         self.plan, self._rank, self._programs = plan, world.rank, programs
+        self.tensors = tuple(tensor.name for tensor in plan.problem.tensors)
         rows = np.flatnonzero((buffers.rank == world.rank) & (buffers.n_bytes > 0))
         self._starts: list[int] = buffers.offset[rows].tolist()
         self._sizes: list[int] = buffers.n_bytes[rows].tolist()
@@ -50,7 +52,7 @@ class Bucket:
         self._messages = lay_messages(plan, programs, buffers)
         self.transport: Transport | Enqueuing | None = None
         self.rows: PieceRows | None = piece_rows(plan) if verify else None
-        self.sums: PieceSums | None = None
+        self.sums: Sums | None = None
         if not self._idle:
             self.transport = self._open(world, deadline)
         if plan.problem.summed and isinstance(self.transport, Enqueuing):  # whose library adds up, after messages too
@@ -101,7 +103,7 @@ class Bucket:
         transport.deadline = deadline
         transport.begin(self._n_runs)
         drive(self._programs, self._rank, transport, self._times[0], self._times[1], at_step)
-        if self.sums is not None:
+        if isinstance(self.sums, PieceSums):  # others are taken on a device, by its transport
             self.sums.take_kept()
         self._n_runs += 1
 
@@ -117,10 +119,12 @@ class Bucket:
         if self.rows is None:
             return transport
         if isinstance(transport, Enqueuing):
-            raise InputError("checksums are taken in host memory, and this transport moves bytes on GPUs; leave verify=True out")
+            self.sums = sums_on(transport, self._programs, self.rows, self._rank)
+            return transport
         sent, kept = (np.zeros(len(self.rows.step), dtype=np.uint64) for _ in range(2))
-        self.sums = PieceSums(self.rows, self._programs.forms, self._arena, self._rank, sent, kept)
-        return FollowedTransport(transport, self._programs, self.rows, self.sums, self._rank, _never_shared)
+        sums = PieceSums(self.rows, self._programs.forms, self._arena, self._rank, sent, kept)
+        self.sums = sums
+        return FollowedTransport(transport, self._programs, self.rows, sums, self._rank, _never_shared)
 
     def _borrow(self, tensors_in: Tensors, tensors_out: Tensors) -> list[Lent | None] | None:
         """The buffers of tensors on a GPU, with None for slots, for a transport that works there; None for tensors on the CPU."""

@@ -23,14 +23,14 @@ from shardroute.executors.launching.launched import agree_on, own_memory
 from shardroute.executors.resharding.buckets import Bucket
 from shardroute.executors.resharding.changes import plan_after, present_after
 from shardroute.executors.resharding.inventory_parts import cut_into_buckets
-from shardroute.executors.resharding.numbered import NumberedWorld
+from shardroute.executors.resharding.numbered import numbered
 from shardroute.executors.resharding.sides import Side, agree_on_sides
 from shardroute.executors.resharding.transfers import RUNNING, Transfer, added
-from shardroute.executors.resharding.versions import Versions
+from shardroute.executors.resharding.versions import Given, Versions
 from shardroute.executors.resharding.votes import agree_on_end, agree_on_ready, agree_on_version
 from shardroute.executors.resharding.worlds import open_world
 from shardroute.executors.steps import describe_place
-from shardroute.executors.transports.seam import Deadline, Enqueuing, GivingUp, LateError, OnDevice, World
+from shardroute.executors.transports.seam import Changing, Deadline, Enqueuing, GivingUp, LateError, OnDevice, World
 from shardroute.planner.check import check
 from shardroute.planner.exchange import problem_between
 from shardroute.planner.plans import Plan
@@ -58,7 +58,8 @@ class Resharder:
     New weights arrive in spare memory on each rank, and take the old ones' place when all ranks have all of theirs. `spare_bytes`
     is the most that this may take on a rank: None for as much as all of its destination tensors; less, and the tensors change
     bucket by bucket, in as few as fit; 0, and they are written in place, so that a transfer that fails leaves parts of both.
-    `version` counts what the destination tensors hold, see `reading`. With `verify` checksums follow every piece.
+    `version` counts what the destination tensors hold, see `reading`; after a transfer that failed it is what `versions` was.
+    With `verify` checksums follow every piece.
 
     Every rank plans for itself, and all compare digests before anything is allocated: strategies that depend on time (`optimal`)
     need a plan made before, see `of_plan`. Raises InputError and InfeasibleError as planning does, RunError when ranks differ, or
@@ -78,7 +79,7 @@ class Resharder:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         spare_bytes: int | None = None,
         verify: bool = False,
-        version: int | None = 0,
+        version: Given = 0,
     ) -> None:
         deadline = Deadline.after(timeout_s)
         self._parts_s: dict[str, float] = {}
@@ -98,7 +99,7 @@ class Resharder:
     @classmethod
     def of_plan(
         cls, plan: Plan, transport: str | World = "gloo", *, group: object = None, timeout_s: float = DEFAULT_TIMEOUT_S,
-        spare_bytes: int | None = None, verify: bool = False, version: int | None = 0,
+        spare_bytes: int | None = None, verify: bool = False, version: Given = 0,
     ) -> "Resharder":  # fmt: skip
         """A resharder that runs a plan made before, the same on every rank; it is proved first, else PlanError is raised.
 
@@ -118,30 +119,37 @@ class Resharder:
     def of_change(
         cls, plan: Plan, *, gone: Sequence[int] = (), new: Mapping[int, int] | None = None,
         nics: Mapping[int, float] | None = None, ranks: Sequence[int] | None = None, transport: str | World = "gloo",
-        group: object = None, options: Options | None = None, timeout_s: float = DEFAULT_TIMEOUT_S,
-        spare_bytes: int | None = None, verify: bool = False, version: int | None = 0,
+        group: object = None, before: "Resharder | None" = None, options: Options | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S, spare_bytes: int | None = None, verify: bool = False, version: Given = 0,
     ) -> "Resharder":  # fmt: skip
         """A resharder for a plan whose ranks have changed: some are gone, others new (each with one that needs the same), or NICs
         are slower. Ranks keep their numbers in the plan: the rank of number i in the group is `ranks[i]`, by default all that are
         left and came, ascending.
 
-        What a rank that is gone held is taken from another holder; `plan_after` says what is raised.
+        What a rank that is gone held is taken from another holder; `plan_after` says what is raised. `before` is the resharder
+        that this rank had, which serves no more: over NCCL its communicator is shrunk and grown, where the library can do so and
+        nothing was under way when a rank went. `parts_s` says what was done to get a communicator, and the time of it.
         """
         deadline = Deadline.after(timeout_s)
         made = cls.__new__(cls)
         made._parts_s = {}
         with made._timed("plan"):
             changed = plan_after(plan, gone=gone, new=new, nics=nics, options=options).plan
+        if before is not None:
+            before._give_back()
         with made._timed("meet"):
-            world = open_world(transport, group, deadline)
+            world = open_world(transport, group, deadline, None if before is None else before._library_world)
         with _left_on_failure(world, transport):
             there = present_after(plan, gone, new) if ranks is None else list(ranks)
-            numbered = NumberedWorld(world, there, plan.problem.n_ranks)
-            made._prepare([changed], numbered, timeout_s, deadline, spare_bytes, version, verify=verify)
+            by_number = numbered(world, there, plan.problem.n_ranks)
+            made._prepare([changed], by_number, timeout_s, deadline, spare_bytes, version, verify=verify)
+            made._library_world = world
+            if isinstance(world, Changing):
+                made._parts_s |= world.parts_s
         return made
 
     def _prepare(
-        self, plans: list[Plan], world: World, timeout_s: float, deadline: Deadline, spare_bytes: int | None, version: int | None,
+        self, plans: list[Plan], world: World, timeout_s: float, deadline: Deadline, spare_bytes: int | None, version: Given,
         *, verify: bool,
     ) -> None:  # fmt: skip
         self.plans = tuple(plans)
@@ -154,10 +162,11 @@ class Resharder:
             if plan.attention is not None:
                 raise InputError("a resharder moves tensors, and this plan computes attention; run it with `shardroute run`")
         self._world, self._timeout_s, self._broken = world, timeout_s, False
+        self._library_world = world
         self._in_place = spare_bytes == 0
         self._spare: NDArray[np.uint8] | None = None
         self._spare_pointer: int | None = None
-        self._versions, self._torn = Versions(version), False
+        self._versions = Versions(version, [tensor.name for plan in plans for tensor in plan.problem.tensors])
         failure: Exception | None = None
         with self._timed("get ready"):
             try:
@@ -226,6 +235,16 @@ class Resharder:
         """What the destination tensors hold: the version of the last transfer that ended well; None for parts of two."""
         return self._versions.current
 
+    @property
+    def versions(self) -> Mapping[str, int | None]:
+        """What each of them holds, by its name. After a failure between two buckets some have the new version and the others the
+        old one, each whole; None is of one that was being written.
+
+        A new resharder that is given these as its `version` moves only what is missing when it is run for the version of the
+        transfer that failed: by that the caller says that the weights are the same.
+        """
+        return self._versions.of_tensors
+
     def reading(self) -> AbstractContextManager[int]:
         """A block in which the destination tensors hold one version, which it gives, from begin to end:
 
@@ -259,7 +278,7 @@ class Resharder:
         failure: list[BaseException] = []
         parts_s: dict[str, float] = {}
         deadline = Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
-        wanted = (self.version or 0) + 1 if version is None else version
+        wanted = self._versions.next if version is None else version
         thread = threading.Thread(target=self._run, args=(deadline, wanted, failure, parts_s), name="shardroute", daemon=True)
         thread.start()
         return Transfer(thread, failure, parts_s)
@@ -282,28 +301,33 @@ class Resharder:
 
     def close(self) -> None:
         """Leave the group that the constructor made, if it did, and give spare memory back. All ranks call it."""
+        self._give_back()
+        self._world.close()
+
+    def _give_back(self) -> None:
         transport = self._buckets[0].transport if self._buckets else None
         if self._spare_pointer is not None and isinstance(transport, OnDevice):
             transport.device.free(self._spare_pointer)
             self._spare_pointer = None
         self._spare = None
-        self._world.close()
 
     def _run(self, deadline: Deadline, version: int, failure: list[BaseException], parts_s: dict[str, float]) -> None:
-        """A transfer, in its thread. After a failure the tensors hold what they held, or parts of two versions if `_torn`."""
+        """A transfer, in its thread. After a failure the tensors hold what `_versions` says of them."""
         at_step = np.full(1, -1, dtype=np.int64)
-        before, rank = self.version, self._world.rank
-        bucket = self._buckets[0]
-        claimed, self._torn = False, before is None
+        rank, bucket = self._world.rank, self._buckets[0]
+        claimed, there = False, [False] * len(self._buckets)
         try:
             if not self._in_place:
                 with added(parts_s, "agree"):
-                    agree_on_version(self._world, self._digest, version, deadline)
-            for bucket in self._buckets:
+                    has = [self._versions.hold(each.tensors, version) for each in self._buckets]
+                    there = agree_on_version(self._world, self._digest, version, has, deadline)
+            for bucket in (each for each, is_there in zip(self._buckets, there, strict=True) if not is_there):
                 at_step[0] = -1
-                if self._in_place and not claimed:
-                    self._versions.claim(deadline)
-                    claimed = self._torn = True
+                if self._in_place:
+                    if not claimed:
+                        self._versions.claim(deadline)
+                        claimed = True
+                    self._versions.mark(bucket.tensors, None)
                 spare = self._spare_of(bucket)
                 with added(parts_s, "move"):
                     bucket.move(spare, deadline, at_step)
@@ -316,9 +340,9 @@ class Resharder:
                         agree_on_end(self._world, bucket.plan, bucket.rows, bucket.sums, deadline)
                 if spare is not None:
                     with added(parts_s, "take over"):
-                        self._torn = True
+                        self._versions.mark(bucket.tensors, None)
                         bucket.take_over(spare, deadline)
-            self._torn = False
+                self._versions.mark(bucket.tensors, version)
         except LateError as error:
             peers = f", waiting for rank {', '.join(map(str, error.peers))}," if error.peers else ""
             late = f"when the {deadline.allowed_s:g} s that it may take were over"
@@ -332,7 +356,7 @@ class Resharder:
             if failure and isinstance(self._world, GivingUp):
                 self._world.give_up(str(failure[0]))
             if claimed:
-                self._versions.release(None if self._torn else before if failure else version)
+                self._versions.release()
             RUNNING.end(self._world)
 
     def _spare_of(self, bucket: Bucket) -> NDArray[np.uint8] | int | None:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.executors.interpreting.piece_sums import NONE, PieceRows, PieceSums, describe_wrong, first_wrong
+from shardroute.executors.interpreting.piece_sums import NONE, PieceRows, Sums, describe_wrong, first_wrong
 from shardroute.executors.transports.following import pack_sums, unpack_sums
 from shardroute.executors.transports.seam import Deadline, World
 from shardroute.planner.plans import Plan
@@ -22,6 +22,7 @@ class _Ready(msgspec.Struct, frozen=True, array_like=True):
 class _Opening(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     version: int
+    has: list[bool]  # of each bucket, whether the rank's part of it is there already
 
 
 class _Vote(msgspec.Struct, frozen=True, array_like=True):
@@ -43,15 +44,20 @@ def agree_on_ready(world: World, settings: str, failure: str, deadline: Deadline
     _compare("have different settings", [each.settings for each in told])
 
 
-def agree_on_version(world: World, digest: str, version: int, deadline: Deadline) -> None:
-    """Return when every rank is about to move the same version by the same plans. Raises RunError on every rank if not."""
-    mine = msgspec.msgpack.encode(_Opening(digest, version))
+def agree_on_version(world: World, digest: str, version: int, has: list[bool], deadline: Deadline) -> list[bool]:
+    """Return when every rank is about to move the same version by the same plans: of each bucket, whether it need not be moved,
+    for all ranks have it from a transfer that failed later on. If they have all buckets, all are moved. Raises RunError on every
+    rank if they differ.
+    """
+    mine = msgspec.msgpack.encode(_Opening(digest, version, has))
     told = [msgspec.msgpack.decode(text, type=_Opening) for text in world.exchange(mine, deadline)]
     _compare("would move different plans", [each.digest[:12] for each in told])
     _compare("would move different versions", [str(each.version) for each in told])
+    had = [all(of_ranks) for of_ranks in zip(*(each.has for each in told), strict=True)]
+    return [False] * len(had) if all(had) else had
 
 
-def agree_on_end(world: World, plan: Plan, rows: PieceRows | None, sums: PieceSums | None, deadline: Deadline) -> None:
+def agree_on_end(world: World, plan: Plan, rows: PieceRows | None, sums: Sums | None, deadline: Deadline) -> None:
     """Return when every rank has all of its weights and, with checksums, each piece is what was sent. Raises RunError on every
     rank if not.
     """

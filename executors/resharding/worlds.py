@@ -2,12 +2,14 @@
 
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.transports.libraries import load_library
-from shardroute.executors.transports.seam import Deadline, World
+from shardroute.executors.transports.seam import Changing, Deadline, World
 from shardroute.topologies.errors import InputError
 
 
-def open_world(transport: str | World, group: object, deadline: Deadline) -> World:
-    """The world of a transport. All ranks call it. Raises InputError where nothing says which ranks are meant."""
+def open_world(transport: str | World, group: object, deadline: Deadline, before: World | None = None) -> World:
+    """The world of a transport, which may keep some of the one that this rank was in before. All ranks call it. Raises InputError
+    where nothing says which ranks are meant.
+    """
     if not isinstance(transport, str):
         return transport
     library = load_library(transport)
@@ -20,4 +22,6 @@ def open_world(transport: str | World, group: object, deadline: Deadline) -> Wor
             f"transport {transport} has no ranks to work with: initialise its library first, give a group, or start this with "
             "torchrun, srun or mpirun"
         )
+    if before is not None and isinstance(before, Changing):
+        return before.again(place, deadline)
     return library.connect(place, deadline)

@@ -1,4 +1,4 @@
-"""A transport that also takes the checksums of what its rank sends, and says after a trial which piece isn't what was sent.
+"""Transports that also take the checksums of what their rank sends, and say after a trial which piece isn't what was sent.
 
 Rule: it moves nothing itself and changes nothing of what the transport below does; checksums travel once a trial, after bytes.
 """
@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.executors.gpus.device_sums import DeviceSums, check_sums_on
+from shardroute.executors.gpus.tensors import tensors_of
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
-from shardroute.executors.interpreting.piece_sums import PieceRows, PieceSums, first_wrong
-from shardroute.executors.transports.seam import Deadline, Transport, World
+from shardroute.executors.interpreting.piece_sums import PieceRows, PieceSums, Sums, first_wrong
+from shardroute.executors.transports.seam import Deadline, Enqueuing, Transport, World
 
 Share = Callable[[], None]
 
@@ -71,19 +73,55 @@ class FollowedTransport:
         return first_wrong(self._rows, self._sums.sent, self._sums.kept, self._rank)
 
 
+class FollowedOnDevice:
+    """What an Enqueuing's checksums, which it takes on its device as it runs, come to."""
+
+    def __init__(self, rows: PieceRows, sums: Sums, rank: int, share: Share) -> None:
+        self._rows, self._sums, self._rank, self._share = rows, sums, rank, share
+
+    def wrong_piece(self) -> int:
+        """As of a FollowedTransport."""
+        self._share()
+        return first_wrong(self._rows, self._sums.sent, self._sums.kept, self._rank)
+
+
+def follow_on_device(
+    world: World, transport: Enqueuing, programs: Programs, rows: PieceRows, deadline: Deadline
+) -> FollowedOnDevice:
+    """The checksums of a rank whose transport works on a device. Raises InputError where torch can't take them there."""
+    sums = sums_on(transport, programs, rows, world.rank)
+    return FollowedOnDevice(rows, sums, world.rank, lambda: _share_over(world, rows, sums, deadline))
+
+
+def sums_on(transport: Enqueuing, programs: Programs, rows: PieceRows, rank: int) -> DeviceSums:
+    """Have a transport take checksums on its device from the next run on; where it leaves them. Raises InputError where torch
+    can't.
+    """
+    made: list[DeviceSums] = []
+
+    def make(device: object) -> DeviceSums:
+        check_sums_on(device)
+        made.append(DeviceSums(rows, programs.forms, rank, tensors_of(device)))
+        return made[0]
+
+    transport.follow_by(make)
+    return made[0]
+
+
 def follow_over(
     world: World, transport: Transport, programs: Programs, rows: PieceRows, arena: Arena, deadline: Deadline
 ) -> FollowedTransport:
     """The rank's transport, followed, where ranks have memory of their own and exchange checksums over their world."""
     sums = PieceSums(rows, programs.forms, arena, world.rank, _zeros(rows), _zeros(rows))
 
-    def share() -> None:
-        unpack_sums(rows, sums.sent, world.exchange(pack_sums(sums), deadline))
-
-    return FollowedTransport(transport, programs, rows, sums, world.rank, share)
+    return FollowedTransport(transport, programs, rows, sums, world.rank, lambda: _share_over(world, rows, sums, deadline))
 
 
-def pack_sums(sums: PieceSums) -> bytes:
+def _share_over(world: World, rows: PieceRows, sums: Sums, deadline: Deadline) -> None:
+    unpack_sums(rows, sums.sent, world.exchange(pack_sums(sums), deadline))
+
+
+def pack_sums(sums: Sums) -> bytes:
     """What a rank has taken of what it sent."""
     return sums.sent[sums.mine].tobytes()
 

@@ -22,7 +22,7 @@ from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.multicasts import Multicast, find_multicasts
 from shardroute.executors.messages.rounds import find_groups
 from shardroute.executors.transports.schedules import Schedule
-from shardroute.executors.transports.seam import Computing, Deadline
+from shardroute.executors.transports.seam import Computing, Deadline, Following
 from shardroute.executors.transports.summing import LibrarySums
 from shardroute.topologies.errors import RunError
 
@@ -91,6 +91,7 @@ class GroupedTransport:
                 self._schedule.expect_sums(group, int(programs.actions.step[action]), self._sums)
         self._lent: Sequence[Lent] | None = None
         self._computing: Computing | None = None
+        self._following: Following | None = None
         self._on_device = self._has_run = False
         self._graph: int | None = None
         self._captured: object = None
@@ -98,6 +99,10 @@ class GroupedTransport:
     def compute_by(self, make: Callable[[object], Computing]) -> None:
         """Compute by what `make` makes of the device."""
         self._computing = make(self.device)
+
+    def follow_by(self, make: Callable[[object], Following]) -> None:
+        """Take checksums by what `make` makes of the device."""
+        self._following = make(self.device)
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
@@ -151,6 +156,10 @@ class GroupedTransport:
         self._await(at_step)
         self._has_run = True
         self._stamp(start_s, end_s, began_s)
+        if self._following is not None:
+            self._following.put_kept(self.memory, self._wire)
+            self._finish_move()
+            self._following.collect()
         if mirrored:
             self._download()
 
@@ -169,6 +178,8 @@ class GroupedTransport:
         """Why a run can't be captured as a CUDA graph, None if it can; with `first`, why it never can."""
         if self._computing is not None:
             return "it computes attention by torch, whose memory for what lies between isn't the graph's"
+        if self._following is not None:
+            return "its checksums are taken by torch, whose memory for what lies between isn't the graph's"
         if not isinstance(self.device, Capturing):
             return f"{self.device.name}, as its library drives it, captures no graphs here"
         if not self._has_run and not first:
@@ -321,6 +332,8 @@ class GroupedTransport:
             self._gathering.copy(first, last, self.memory.at, queue)
         if self._computing is not None:
             self._computing.put(int(actions.step[action]), self.memory, queue)
+        if self._following is not None:  # what the step reads is there, and stays until its event has passed
+            self._following.put_sent(int(actions.step[action]), self.memory, queue)
         device.record(self._here[action], queue)
         done.local_of[int(actions.step[action])] = action
 

@@ -4,16 +4,14 @@ The bindings are called with plain pointers, so that memory is the driver's and 
 in NCCL (the first group with a peer connects to it) are made under the run's deadline, see `devices.within`.
 """
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from shardroute.executors.gpus.areas import Areas
 from shardroute.executors.gpus.cuda import CudaDevice, device_ids
-from shardroute.executors.gpus.devices import within
 from shardroute.executors.gpus.gpu_stack import why_no_nccl
 from shardroute.executors.gpus.local_devices import local_device
 from shardroute.executors.interpreting.adding import CODES, HOST_DTYPES
@@ -23,17 +21,16 @@ from shardroute.executors.launching import hubs
 from shardroute.executors.launching.hubs import Hub
 from shardroute.executors.messages.library_sums import Shape, Summation
 from shardroute.executors.messages.messages import Messages
+from shardroute.executors.transports.communicators import Communicator, make_communicator, translated
 from shardroute.executors.transports.grouped import GroupedTransport, Part
-from shardroute.executors.transports.seam import Deadline, Place
+from shardroute.executors.transports.numbers import Numbers
+from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import RunError
 
 if TYPE_CHECKING:
     from nccl.bindings import nccl
 
-Result = TypeVar("Result")
-
-_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES of nccl.h
 _UINT8 = 1  # ncclUint8 of nccl.h
 _DTYPES = {CODES["f16"]: 6, CODES["f32"]: 7, CODES["f64"]: 8, CODES["bf16"]: 9}  # ncclDataType_t of nccl.h
 _SUM = 0  # ncclSum of nccl.h
@@ -50,8 +47,8 @@ def preload() -> None:
 
 def connect(place: Place, deadline: Deadline) -> "NcclWorld":
     """Find the other ranks, take the GPU of this rank's place on its host, and make a communicator."""
-    hub = hubs.meet(place, deadline)
-    return NcclWorld(hub, place.size, deadline)
+    with hubs.left_on_failure(hubs.meet(place, deadline)) as hub:
+        return NcclWorld(hub, place.size, deadline)
 
 
 def join(group: object) -> None:
@@ -59,33 +56,93 @@ def join(group: object) -> None:
 
 
 class NcclWorld:
-    """The ranks of a communicator. `hub` carries what isn't of a plan."""
+    """The ranks of a communicator. `hub` carries what isn't of a plan. `before` is the world that this rank was in, if any: it
+    keeps its GPU and its memory there, and the communicator serves again where NCCL can shrink or grow it.
+    """
 
-    def __init__(self, hub: Hub, size: int, deadline: Deadline) -> None:
+    def __init__(self, hub: Hub, size: int, deadline: Deadline, before: "NcclWorld | None" = None) -> None:
         self._hub = hub
         self.rank, self.size, self.key = hub.rank, size, id(self)
-        self.device = CudaDevice(local_device(self, device_ids(), deadline))
-        self.communicator = _make_communicator(self, deadline)
-        self._areas = Areas(self.device)
+        self.numbers = Numbers(range(size))
+        self.is_aborted = self._is_left = False
+        if before is None:
+            ids = device_ids()
+            ordinal = local_device(self, ids, deadline)
+            self._device_id, self.device = ids[ordinal], CudaDevice(ordinal)
+            self._areas = Areas(self.device)
+        else:
+            self._device_id, self.device, self._areas = before._device_id, before.device, before._areas
+            local_device(self, [self._device_id], deadline)  # so that those who come take others
+        had: Communicator | None = None if before is None or before.is_aborted else before._made
+        self._made: Communicator = make_communicator(self, had, deadline)
+        self.communicator = self._made.handle
         self.parts: dict[tuple[int, ...], nccl.Comm | None] = {}  # communicators of some of the ranks; None where this one isn't
+
+    @property
+    def parts_s(self) -> Mapping[str, float]:
+        """Seconds that each part of making its communicator took."""
+        return self._made.parts_s
+
+    def again(self, place: Place, deadline: Deadline) -> Self:
+        """The world of the ranks that are there now, with what they can keep of this one, which is left. Those that come call
+        `connect`.
+        """
+        self._hub.close()
+        with hubs.left_on_failure(hubs.meet(place, deadline)) as hub:
+            world = type(self)(hub, place.size, deadline, self)
+        self._is_left = True
+        self._destroy(keep=world.communicator, together=place.size >= self.size)
+        return world
+
+    def leave(self) -> None:
+        """Go without waiting for those that stay, who call `again`."""
+        self.abort()
+        self._is_left = True
+        self._hub.close()
+
+    def rename(self, numbers: Sequence[int]) -> None:
+        """Call rank i numbers[i], in plans that are opened and in errors from now on."""
+        self.numbers = Numbers(numbers)
+        self._hub.rename(numbers)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
         return self._hub.exchange(payload, deadline)
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> GroupedTransport:
-        pairs = NcclBroadcasts(self) if programs.n_ranks == self.size else NcclPairs(self.communicator)
+        pairs = NcclBroadcasts(self) if self.numbers.are_in(programs.n_ranks) else NcclPairs(self)
         return GroupedTransport(
-            self.device, pairs, self.line_up, programs, messages, arena, self.rank, deadline, self._areas
+            self.device, pairs, self.line_up, programs, messages, arena, self.numbers.of[self.rank], deadline, self._areas
         )
 
     def close(self) -> None:
+        if self._is_left:
+            return
+        together = True
+        try:
+            self.line_up(Deadline.after(_CLOSE_S))  # a communicator is destroyed when nobody uses it
+        except (RunError, LateError):
+            together = False
+        self._destroy(together=together)
+        self._hub.close()
+
+    def _destroy(self, *, keep: "nccl.Comm | None" = None, together: bool) -> None:
+        """Destroy all communicators, but the one that is kept. That takes all ranks of a host; without them, abort each."""
         from nccl.bindings import nccl
 
-        self.line_up(Deadline.after(_CLOSE_S))  # a communicator is destroyed when nobody uses it
+        if self.is_aborted:
+            return
+        for communicator in (*self.parts.values(), self.communicator):
+            if communicator is not None and communicator is not keep:
+                (nccl.comm_destroy if together else nccl.comm_abort)(communicator)
+
+    def abort(self) -> None:
+        """End what waits on streams for other ranks; the communicators serve no more."""
+        from nccl.bindings import nccl
+
+        self.is_aborted = True
         for communicator in (*self.parts.values(), self.communicator):
             if communicator is not None:
-                nccl.comm_destroy(communicator)
-        self._hub.close()
+                nccl.comm_abort(communicator)
 
     def abandon(self) -> None:
         self._hub.close()
@@ -98,36 +155,24 @@ class NcclWorld:
 _CLOSE_S = 30.0
 
 
-def _make_communicator(world: NcclWorld, deadline: Deadline) -> "nccl.Comm":
-    from nccl.bindings import nccl
-
-    mine = nccl.get_unique_id() if world.rank == 0 else None
-    told = world.exchange(ctypes.string_at(mine.ptr, _ID_BYTES) if mine is not None else b"", deadline)[0]
-    shared = nccl.UniqueId.from_buffer(bytearray(told))
-
-    def make() -> "nccl.Comm":
-        world.device.use()
-        return nccl.comm_init_rank_config(world.size, shared, world.rank, nccl.Config())
-
-    return within(deadline, lambda: translated(make, "making a communicator"))
-
-
 class NcclPairs:
     """Groups by ncclSend and ncclRecv."""
 
-    def __init__(self, communicator: "nccl.Comm") -> None:
-        self._communicator = communicator
+    def __init__(self, world: NcclWorld) -> None:
+        self._world, self._communicator = world, world.communicator
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
         from nccl.bindings import nccl
+
+        at = self._world.numbers.at
 
         def put() -> None:
             nccl.group_start()
             try:
                 for pointer, n_bytes, peer in sends:
-                    nccl.send(pointer, n_bytes, _UINT8, peer, self._communicator, stream)
+                    nccl.send(pointer, n_bytes, _UINT8, at(peer), self._communicator, stream)
                 for pointer, n_bytes, peer in receives:
-                    nccl.recv(pointer, n_bytes, _UINT8, peer, self._communicator, stream)
+                    nccl.recv(pointer, n_bytes, _UINT8, at(peer), self._communicator, stream)
             finally:
                 nccl.group_end()
 
@@ -137,9 +182,7 @@ class NcclPairs:
         check_communicator(self._communicator)
 
     def abandon(self) -> None:
-        from nccl.bindings import nccl
-
-        nccl.comm_abort(self._communicator)
+        self._world.abort()
 
 
 class NcclSums:
@@ -153,7 +196,7 @@ class NcclSums:
 
         world = self._world
         world.device.use()
-        for members in ranks:
+        for members in map(world.numbers.all_at, ranks):
             if members in world.parts:
                 continue
             color, config = 0 if world.rank in members else _NO_COLOR, nccl.Config()
@@ -167,14 +210,6 @@ class NcclSums:
             if communicator is not None:
                 check_communicator(communicator)
 
-    def abandon_parts(self) -> None:
-        """End what waits among some of the ranks."""
-        from nccl.bindings import nccl
-
-        for communicator in self._world.parts.values():
-            if communicator is not None:
-                nccl.comm_abort(communicator)
-
     def why_not(self, sums: Sequence[Summation]) -> None:
         """None: NCCL reduces any run of the dtypes that are added up."""
 
@@ -185,7 +220,8 @@ class NcclSums:
             nccl.group_start()
             try:
                 for each in sums:
-                    communicator, dtype = self._world.parts[each.ranks], _DTYPES[each.code]
+                    members, dtype = self._world.numbers.all_at(each.ranks), _DTYPES[each.code]
+                    communicator = self._world.parts[members]
                     n = each.n_bytes // np.dtype(HOST_DTYPES[each.code]).itemsize
                     match each.shape:
                         case Shape.ALL:
@@ -193,7 +229,7 @@ class NcclSums:
                         case Shape.SCATTER:
                             nccl.reduce_scatter(each.src, each.dst, n, dtype, _SUM, communicator, stream)
                         case Shape.ROOT:
-                            root = each.ranks.index(each.root)
+                            root = members.index(self._world.numbers.at(each.root))
                             nccl.reduce(each.src, each.dst, n, dtype, _SUM, root, communicator, stream)
             finally:
                 nccl.group_end()
@@ -206,7 +242,7 @@ class NcclBroadcasts(NcclSums, NcclPairs):
 
     def __init__(self, world: NcclWorld) -> None:
         NcclSums.__init__(self, world)
-        NcclPairs.__init__(self, world.communicator)
+        NcclPairs.__init__(self, world)
 
     def broadcast(self, parts: Sequence[tuple[int, int, int, tuple[int, ...]]], stream: int) -> None:
         from nccl.bindings import nccl
@@ -215,8 +251,10 @@ class NcclBroadcasts(NcclSums, NcclPairs):
             nccl.group_start()
             try:
                 for pointer, n_bytes, root, ranks in parts:
-                    communicator = self._world.parts[ranks]
-                    nccl.broadcast(pointer, pointer, n_bytes, _UINT8, ranks.index(root), communicator, stream)
+                    numbers = self._world.numbers
+                    members = numbers.all_at(ranks)
+                    at, communicator = members.index(numbers.at(root)), self._world.parts[members]
+                    nccl.broadcast(pointer, pointer, n_bytes, _UINT8, at, communicator, stream)
             finally:
                 nccl.group_end()
 
@@ -226,10 +264,6 @@ class NcclBroadcasts(NcclSums, NcclPairs):
         super().check()
         self.check_parts()
 
-    def abandon(self) -> None:
-        self.abandon_parts()
-        super().abandon()
-
 
 def check_communicator(communicator: "nccl.Comm") -> None:
     """Raise RunError if NCCL has failed since it was asked last."""
@@ -238,13 +272,3 @@ def check_communicator(communicator: "nccl.Comm") -> None:
     code = int(nccl.comm_get_async_error(communicator))
     if code not in (0, 7):  # ncclSuccess, ncclInProgress of nccl.h
         raise RunError(f"NCCL failed (ncclResult {code}): {nccl.get_last_error(communicator)}")
-
-
-def translated(call: Callable[[], Result], what: str) -> Result:
-    """What a call of the bindings returns; RunError in place of what they raise."""
-    from nccl.bindings import nccl
-
-    try:
-        return call()
-    except nccl.NCCLError as error:
-        raise RunError(f"NCCL failed at {what}: {error}; NCCL_DEBUG=INFO says more") from error

@@ -5,7 +5,7 @@ A put reads and writes windows only, so the plan's weights, its slots and the me
 counted. Over NVLink puts are copy-engine copies, over a network the CPU's proxy sends them; neither takes SMs.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from shardroute.executors.launching import hubs
 from shardroute.executors.launching.hubs import Hub
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.messages.signals import lay_signals
-from shardroute.executors.transports.nccl import NcclSums, NcclWorld, check_communicator, translated
+from shardroute.executors.transports.communicators import translated
+from shardroute.executors.transports.nccl import NcclSums, NcclWorld, check_communicator
 from shardroute.executors.transports.nccl import preload as preload
 from shardroute.executors.transports.puts import Heap, Parts, PutTransport
 from shardroute.executors.transports.seam import Deadline, Place
@@ -35,8 +36,9 @@ listen = hubs.listen
 
 def connect(place: Place, deadline: Deadline) -> "NcclPutWorld":
     """As `nccl` does. Raises InputError on all ranks where NCCL says that these GPUs have no host-side put."""
-    world = NcclPutWorld(hubs.meet(place, deadline), place.size, deadline)
-    _check_support(world, deadline)
+    with hubs.left_on_failure(hubs.meet(place, deadline)) as hub:
+        world = NcclPutWorld(hub, place.size, deadline)
+        _check_support(world, deadline)
     return world
 
 
@@ -47,23 +49,36 @@ def join(group: object) -> None:
 class NcclPutWorld(NcclWorld):
     """The ranks of a communicator, with a window each, as large as the largest plan that was opened needs."""
 
-    def __init__(self, hub: Hub, size: int, deadline: Deadline) -> None:
-        super().__init__(hub, size, deadline)
+    def __init__(self, hub: Hub, size: int, deadline: Deadline, before: NcclWorld | None = None) -> None:
+        super().__init__(hub, size, deadline, before)
         self.heap = Heap()
         self.window: nccl.Window | None = None
+
+    def again(self, place: Place, deadline: Deadline) -> Self:
+        """As of a NcclWorld. Windows are made anew: they are of one communicator."""
+        from nccl.bindings import nccl
+
+        world = super().again(place, deadline)
+        if self.heap.n_bytes:
+            if world.communicator is self.communicator:
+                nccl.comm_window_deregister(self.communicator, self.window)
+            nccl.mem_free(self.heap.pointer)  # of a communicator that is gone by now
+            self.heap.n_bytes = 0
+        _check_support(world, deadline)
+        return world
 
     def open(  # type: ignore[override]  # another Enqueuing than NcclWorld's
         self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline
     ) -> PutTransport:
-        if programs.n_ranks != self.size:
+        if not self.numbers.are_in(programs.n_ranks):
             raise InputError(f"transport nccl-put takes plans for all its {self.size} ranks, this one is for {programs.n_ranks}")
-        reaches = np.zeros((self.size, self.size), dtype=np.bool_)  # its windows are written by NCCL only
+        reaches = np.zeros((programs.n_ranks,) * 2, dtype=np.bool_)  # its windows are written by NCCL only
         parts, signals = Parts(programs, messages), lay_signals(programs, messages, reaches, by_queue=False)
         if parts.n_bytes > self.heap.n_bytes:
             within(deadline, lambda: translated(lambda: self._grow(parts.n_bytes), f"a window of {parts.n_bytes} bytes"))
         return PutTransport(
-            self.device, NcclPuts(self), self.line_up, programs, messages, arena, self.rank, deadline, self.heap, parts, signals,
-            reaches,
+            self.device, NcclPuts(self), self.line_up, programs, messages, arena, self.numbers.of[self.rank], deadline, self.heap,
+            parts, signals, reaches,
         )  # fmt: skip
 
     def _grow(self, n_bytes: int) -> None:
@@ -109,16 +124,19 @@ class NcclPuts(NcclSums):
         self._wait.op_cnt, self._wait.sig_idx, self._wait.ctx = 1, 0, 0
 
     def put(self, peer: int, offset: int, src: int, n_bytes: int, word: int, value: int, stream: int) -> None:
+        at = self._windows.numbers.at(peer)
+
         def put() -> None:
-            self._nccl.put_signal(src, n_bytes, _UINT8, peer, self._windows.window, offset, 0, 0, 0, self._communicator, stream)
+            self._nccl.put_signal(src, n_bytes, _UINT8, at, self._windows.window, offset, 0, 0, 0, self._communicator, stream)
 
         translated(put, f"a put of {n_bytes} bytes to rank {peer}")
 
     def signal(self, peer: int, word: int, value: int, stream: int) -> None:
-        translated(lambda: self._nccl.signal(peer, 0, 0, 0, self._communicator, stream), f"a signal to rank {peer}")
+        at = self._windows.numbers.at(peer)
+        translated(lambda: self._nccl.signal(at, 0, 0, 0, self._communicator, stream), f"a signal to rank {peer}")
 
     def wait(self, peer: int, word: int, value: int, stream: int) -> None:
-        self._wait.peer = peer
+        self._wait.peer = self._windows.numbers.at(peer)
         translated(lambda: self._nccl.wait_signal(1, self._wait, self._communicator, stream), f"a wait for rank {peer}")
 
     def at_peer(self, peer: int, offset: int) -> int:
@@ -129,5 +147,4 @@ class NcclPuts(NcclSums):
         self.check_parts()
 
     def abandon(self) -> None:
-        self.abandon_parts()
-        self._nccl.comm_abort(self._communicator)
+        self._windows.abort()

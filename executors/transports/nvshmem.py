@@ -23,6 +23,7 @@ from shardroute.executors.launching.hubs import Hub
 from shardroute.executors.messages.library_sums import Shape, Summation, find_summations
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.messages.signals import lay_signals
+from shardroute.executors.transports.numbers import Numbers
 from shardroute.executors.transports.puts import Heap, Parts, PutTransport
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.executors.transports.summing import Sum
@@ -48,7 +49,23 @@ def preload() -> None:
 
 def connect(place: Place, deadline: Deadline) -> "NvshmemWorld":
     """Find the other ranks, take the GPU of this rank's place on its host, and start NVSHMEM."""
-    return NvshmemWorld(hubs.meet(place, deadline), place.size, deadline)
+    with hubs.left_on_failure(hubs.meet(place, deadline)) as hub:
+        return NvshmemWorld(hub, place.size, deadline)
+
+
+_is_started = False
+
+
+def _check_first_start(world: "NvshmemWorld", deadline: Deadline) -> None:
+    """Raise InputError on all ranks where NVSHMEM has been started before in the process of one. Its documentation calls what a
+    second start does undefined; by its sources 3.x goes on with the ranks of the first, say users (NVIDIA/nvshmem issue 68).
+    """
+    started = [rank for rank, told in enumerate(world.exchange(bytes([_is_started]), deadline)) if told == b"\1"]
+    if started:
+        raise InputError(
+            f"rank {started[0]} has used NVSHMEM before in its process, and NVSHMEM keeps the ranks that it was started with: "
+            "start a new process for each rank that is there now, or use transport nccl or nccl-put, whose ranks may change"
+        )
 
 
 def join(group: object) -> None:
@@ -61,6 +78,8 @@ class NvshmemWorld:
     def __init__(self, hub: Hub, size: int, deadline: Deadline) -> None:
         self._hub = hub
         self.rank, self.size, self.key = hub.rank, size, id(self)
+        self.numbers = Numbers(range(size))
+        _check_first_start(self, deadline)
         self.device = CudaDevice(local_device(self, device_ids(), deadline))
         self.heap = Heap()
         self.peers: list[int] = []
@@ -68,24 +87,31 @@ class NvshmemWorld:
         self.reaches: NDArray[np.bool_] = np.zeros((size, size), np.bool_)
         self._start(deadline)
 
+    def rename(self, numbers: Sequence[int]) -> None:
+        """Call rank i numbers[i], in plans that are opened and in errors from now on."""
+        self.numbers = Numbers(numbers)
+        self._hub.rename(numbers)
+
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
         return self._hub.exchange(payload, deadline)
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> PutTransport:
-        if programs.n_ranks != self.size:
+        if not self.numbers.are_in(programs.n_ranks):
             raise InputError(f"transport nvshmem takes plans for all its {self.size} ranks, this one is for {programs.n_ranks}")
         shares = [each.n_bytes for each in find_summations(programs) if each.shape is Shape.SCATTER]
         parts = Parts(programs, messages, max(shares, default=0))
         if parts.n_bytes > self.heap.n_bytes:
             self._grow(parts.n_bytes, deadline)
-        signals = lay_signals(programs, messages, self.reaches, by_queue=True)
+        reaches: NDArray[np.bool_] = np.zeros((programs.n_ranks,) * 2, dtype=np.bool_)
+        reaches[np.ix_(self.numbers.of, self.numbers.of)] = self.reaches
+        signals = lay_signals(programs, messages, reaches, by_queue=True)
         words = self._allocate(_WORD * max(len(signals.channel_src), 1), deadline)
         self._clear(words, _WORD * len(signals.channel_src), deadline)
         self.line_up(deadline)  # nobody signals before all words are clear
         puts = NvshmemPuts(self, words, len(signals.channel_src), parts.common)
         return PutTransport(
-            self.device, puts, self.line_up, programs, messages, arena, self.rank,
-            deadline, self.heap, parts, signals, self.reaches,
+            self.device, puts, self.line_up, programs, messages, arena, self.numbers.of[self.rank], deadline, self.heap, parts,
+            signals, reaches,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -132,6 +158,8 @@ class NvshmemWorld:
 
         def start() -> None:
             self.device.use()
+            global _is_started
+            _is_started = True
             try:
                 nvshmem.set_attr_uniqueid_args(self.rank, self.size, shared.ptr, attributes.ptr)
                 _check(nvshmem.hostlib_init_attr(nvshmem.Flags.INIT_WITH_UNIQUEID, attributes.ptr), "starting")
@@ -186,18 +214,20 @@ class NvshmemPuts:
         self._set, self._at_least = int(nvshmem.Signal_op.SIGNAL_SET), int(nvshmem.Cmp_type.CMP_GE)
 
     def put(self, peer: int, offset: int, src: int, n_bytes: int, word: int, value: int, stream: int) -> None:
+        at = self._world.numbers.at(peer)
         self._nvshmem.putmem_signal_on_stream(
-            self._world.heap.pointer + offset, src, n_bytes, self._words + _WORD * word, value, self._set, peer, stream
+            self._world.heap.pointer + offset, src, n_bytes, self._words + _WORD * word, value, self._set, at, stream
         )
 
     def signal(self, peer: int, word: int, value: int, stream: int) -> None:
-        self._nvshmem.signal_op_on_stream(self._words + _WORD * word, value, self._set, peer, stream)
+        at = self._world.numbers.at(peer)
+        self._nvshmem.signal_op_on_stream(self._words + _WORD * word, value, self._set, at, stream)
 
     def wait(self, peer: int, word: int, value: int, stream: int) -> None:
         self._nvshmem.signal_wait_until_on_stream(self._words + _WORD * word, self._at_least, value, stream)
 
     def at_peer(self, peer: int, offset: int) -> int:
-        return self._world.peers[peer] + offset
+        return self._world.peers[self._world.numbers.at(peer)] + offset
 
     def why_not(self, sums: Sequence[Summation]) -> str | None:
         """NVSHMEM adds up what lies at one address of all heaps, among ranks that are evenly apart."""
@@ -212,12 +242,12 @@ class NvshmemPuts:
 
     def prepare(self, ranks: Sequence[tuple[int, ...]]) -> None:
         self._world.device.use()
-        for members in ranks:
+        for members in map(self._world.numbers.all_at, ranks):
             self._world.split(members)
 
     def add_up(self, sums: Sequence[Sum], stream: int) -> None:
         for each in sums:
-            team, dtype = self._world.teams[each.ranks], _DTYPES[each.code]
+            team, dtype = self._world.teams[self._world.numbers.all_at(each.ranks)], _DTYPES[each.code]
             n = each.n_bytes // np.dtype(HOST_DTYPES[each.code]).itemsize
             if each.shape is Shape.ALL:
                 getattr(self._nvshmem, f"{dtype}_sum_reduce_on_stream")(team, each.dst, each.src, n, stream)

@@ -21,7 +21,7 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.signals import Signals, Tells
 from shardroute.executors.transports.schedules import local_rows
-from shardroute.executors.transports.seam import Computing, Deadline
+from shardroute.executors.transports.seam import Computing, Deadline, Following
 from shardroute.executors.transports.summing import LibrarySums
 from shardroute.planner.layouts.fragments import Ints
 
@@ -111,11 +111,16 @@ class PutTransport:
         self._n_runs = 0
         self._lent: Sequence[Lent] | None = None
         self._computing: Computing | None = None
+        self._following: Following | None = None
         self._on_device = False
 
     def compute_by(self, make: Callable[[object], Computing]) -> None:
         """Compute by what `make` makes of the device."""
         self._computing = make(self.device)
+
+    def follow_by(self, make: Callable[[object], Following]) -> None:
+        """Take checksums by what `make` makes of the device."""
+        self._following = make(self.device)
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """Run on these buffers of the caller's, in place of the arena in host memory; None for that again."""
@@ -147,6 +152,11 @@ class PutTransport:
         self._n_runs += 1
         if mirrored:
             self._move(back=True)
+        if self._following is not None:
+            self._following.put_kept(self._kept_in(), self._moves)
+            self.device.record(self._moved, self._moves)
+            self._wait_for(self._moved, ())
+            self._following.collect()
 
     def why_not_capturable(self, *, first: bool = False) -> str | None:
         """Why a run can't be captured as a CUDA graph."""
@@ -176,6 +186,19 @@ class PutTransport:
                 self.device.copy(here, each.pointer, each.n_bytes, self._moves)
             elif each.is_target:
                 self.device.copy(each.pointer, here, each.n_bytes, self._moves)
+
+    def _sent_from(self) -> Memory:
+        """Where what this rank sends lies for checksums: the caller's source weights as they are, the rest in common memory."""
+        if self._lent is None:
+            return self.memory
+        sources = [each for each in self._lent if not each.is_target]
+        target_at = int(self._programs.target_at[self._rank])
+        return Memory([*(s.start for s in sources), target_at], [*(s.pointer for s in sources), self.memory.at(target_at)])
+
+    def _kept_in(self) -> Memory:
+        """Where the destination weights lie in the end."""
+        targets = [each for each in self._lent or () if each.is_target]
+        return Memory([t.start for t in targets], [t.pointer for t in targets]) if targets else self.memory
 
     def _enqueue(self) -> None:
         """Everything in the order of signals; an action begins before the first signal of its step, or of a later one."""
@@ -212,6 +235,8 @@ class PutTransport:
             self._gathering.copy(first, last, self.memory.at, queue)
         if self._computing is not None:
             self._computing.put(step, self.memory, queue)
+        if self._following is not None:  # what the step reads is there, and stays until its event has passed
+            self._following.put_sent(step, self._sent_from(), queue)
         if step in self._sums:  # on one stream, since a library takes calls among some ranks in one order
             device.record(self._here[action], queue)
             device.follow(self._adding, self._here[action])

@@ -29,7 +29,7 @@ any byte of a plan moves, so a library that needs a handle of its own (a unique 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
@@ -42,6 +42,7 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Pool
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.messages.messages import Messages
+from shardroute.topologies.errors import RunError
 
 if TYPE_CHECKING:  # devices imports this module
     from shardroute.executors.gpus.devices import Device, Memory
@@ -89,6 +90,16 @@ class LateError(Exception):
     def __init__(self, peers: Sequence[int] = ()) -> None:
         super().__init__(peers)
         self.peers = tuple(peers)
+
+
+class LostError(RunError):
+    """A rank is lost: its process has ended, or the connection to it. `rank` is None where only who waited for it knows which
+    (`roll_calls.named`).
+    """
+
+    def __init__(self, rank: int | None, why: str) -> None:
+        super().__init__(f"rank {rank} is lost: {why}" if rank is not None else f"a rank is lost: {why}")
+        self.rank, self.why = rank, why
 
 
 class Transport(Protocol):
@@ -139,6 +150,19 @@ class Computing(Protocol):
         """Put what the rank computes in a step on a stream, if anything; `memory` says where its addresses lie."""
 
 
+class Following(Protocol):
+    """What takes checksums on a device."""
+
+    def put_sent(self, step: int, memory: "Memory", stream: int) -> None:
+        """Put on a stream those of what the rank sends in a step; `memory` says where its addresses lie."""
+
+    def put_kept(self, memory: "Memory", stream: int) -> None:
+        """Put on a stream those of what has landed in the rank's destination weights."""
+
+    def collect(self) -> None:
+        """Bring to the host what was taken, once the streams have passed."""
+
+
 @runtime_checkable
 class Enqueuing(Protocol):
     """What stands in for a Transport where a library works on streams: it runs the rank's whole program itself.
@@ -157,6 +181,9 @@ class Enqueuing(Protocol):
 
     def compute_by(self, make: "Callable[[object], Computing]") -> None:
         """Compute by what `make` makes of the rank's device, a `devices.Device`."""
+
+    def follow_by(self, make: "Callable[[object], Following]") -> None:
+        """Take checksums, in every run from the next on, by what `make` makes of the rank's device, a `devices.Device`."""
 
     def adopt(self, lent: Sequence[Lent] | None) -> None:
         """From the next run on work on these buffers on the device, in place of the arena in host memory; None for that again."""
@@ -189,7 +216,7 @@ class Wire(Protocol[Handle]):
         """Begin to receive exactly so many bytes."""
 
     def wait(self, handle: Handle, deadline: Deadline) -> None:
-        """Return when it is done. Raises LateError past the deadline, RunError when the peer is lost."""
+        """Return when it is done. Raises LateError past the deadline, LostError when the peer is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +268,30 @@ class Wired(Protocol):
 
 
 @runtime_checkable
+class Renaming(Protocol):
+    """A World that can call its ranks by the numbers that they have in a plan, though its library counts them without gaps."""
+
+    def rename(self, numbers: Sequence[int]) -> None:
+        """Call rank i numbers[i], in plans that are opened and in errors from now on. All ranks call it with the same."""
+
+
+@runtime_checkable
+class Changing(Protocol):
+    """A World whose ranks may meet anew, fewer or more of them, and keep some of what connects them. `parts_s`: what was done to
+    connect this one, and the seconds that it took.
+    """
+
+    @property
+    def parts_s(self) -> Mapping[str, float]: ...
+
+    def again(self, place: "Place", deadline: Deadline) -> "World":
+        """The world of the ranks that are there now; those that come call the library's `connect`. This one is closed."""
+
+    def leave(self) -> None:
+        """Go without waiting for those that stay, who call `again`."""
+
+
+@runtime_checkable
 class Gapped(Protocol):
     """A World in which some numbers below its size are nobody's. `present` are those that are some rank's, ascending."""
 
@@ -253,6 +304,14 @@ class GivingUp(Protocol):
 
     def give_up(self, words: str) -> None:
         """Tell them, without waiting for any of them. Nothing else may be called after it but `close` and `abandon`."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A Wire by which a rank learns why another one gave up, whose connection it has lost."""
+
+    def last_words(self, rank: int) -> str:
+        """What the rank said when it gave up: that it did, and why; nothing if it said nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,9 @@ from shardroute.executors.messages.messages import Messages
 from shardroute.executors.reasons import first_line
 from shardroute.executors.transports import gloo
 from shardroute.executors.transports.grouped import GroupedTransport, Part
-from shardroute.executors.transports.seam import Deadline, Place, World
+from shardroute.executors.transports.numbers import NumberedWire, Numbers
+from shardroute.executors.transports.roll_calls import RollCall
+from shardroute.executors.transports.seam import Deadline, Place
 from shardroute.executors.transports.summing import Sum
 from shardroute.topologies.errors import InputError, RunError
 
@@ -94,23 +96,35 @@ def over(control: gloo.GlooWorld, deadline: Deadline, kind: Kind) -> "TorchWorld
 class TorchWorld:
     """The ranks of a gloo group, with a second group for what moves."""
 
-    def __init__(self, control: World, group: "dist.ProcessGroup | None", device: "TorchDevice") -> None:
+    def __init__(self, control: gloo.GlooWorld, group: "dist.ProcessGroup | None", device: "TorchDevice") -> None:
         self._control, self._group, self.device = control, group, device
         self.rank, self.size, self.key = control.rank, control.size, control.key
         self._areas = Areas(device)
+        self._numbers = Numbers(range(self.size))
+        self._calls: RollCall[dist.Work] | None = None  # by other numbers than those of `control`
+
+    def rename(self, numbers: Sequence[int]) -> None:
+        """Call rank i numbers[i], in plans that are opened and in errors from now on."""
+        self._numbers = Numbers(numbers)
+        wire = NumberedWire(self._control.wire, self._numbers)
+        self._calls = RollCall(wire, numbers[self.rank], numbers, self._control.call_tag)
 
     def exchange(self, payload: bytes, deadline: Deadline) -> list[bytes]:
-        return self._control.exchange(payload, deadline)
+        if self._calls is None:
+            return self._control.exchange(payload, deadline)
+        return self._calls.gather(payload, self._calls.lengths(len(payload), deadline), deadline)
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> GroupedTransport:
-        pairs = TorchPairs(self._group, self.device, deadline)
+        pairs = TorchPairs(self._group, self.device, deadline, self._numbers)
         return GroupedTransport(
-            self.device, pairs, self._line_up, programs, messages, arena, self.rank, deadline, self._areas
+            self.device, pairs, self._line_up, programs, messages, arena, self._numbers.of[self.rank], deadline, self._areas
         )
 
     def close(self) -> None:
         import torch.distributed as dist
 
+        if not dist.is_initialized():  # its user has left torch.distributed, and this group with it
+            return
         dist.destroy_process_group(self._group)
         self._control.close()
 
@@ -118,14 +132,16 @@ class TorchWorld:
         """Nothing: connections end with the process, and that is what the others see."""
 
     def _line_up(self, deadline: Deadline) -> None:
-        self._control.exchange(b"", deadline)
+        self.exchange(b"", deadline)
 
 
 class TorchPairs:
     """Groups by torch.distributed."""
 
-    def __init__(self, group: "dist.ProcessGroup | None", device: "TorchDevice", deadline: Deadline) -> None:
-        self._group, self._device, self._deadline = group, device, deadline
+    def __init__(
+        self, group: "dist.ProcessGroup | None", device: "TorchDevice", deadline: Deadline, numbers: Numbers
+    ) -> None:
+        self._group, self._device, self._deadline, self._numbers = group, device, deadline, numbers
         self._sets: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
@@ -134,7 +150,7 @@ class TorchPairs:
         tensors = self._device
         # Receives first: with one peer, gloo takes twice as long for the other order (see `gloo`). NCCL doesn't care.
         parts = [
-            dist.P2POp(way, tensors.view(pointer, n_bytes), group=self._group, group_peer=peer)
+            dist.P2POp(way, tensors.view(pointer, n_bytes), group=self._group, group_peer=self._numbers.at(peer))
             for way, given in ((dist.irecv, receives), (dist.isend, sends))
             for pointer, n_bytes, peer in given
         ]
@@ -159,7 +175,7 @@ class TorchPairs:
 
         backend = "gloo" if self._device.is_host else "nccl"
         for members in ranks:
-            self._sets[members] = dist.new_group(list(members), backend=backend)
+            self._sets[members] = dist.new_group(list(self._numbers.all_at(members)), backend=backend)
 
     def add_up(self, sums: Sequence[Sum], stream: int) -> None:
         import torch

@@ -12,14 +12,15 @@ from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
-from shardroute.planner.plans import TARGET, Lane, Plan
+from shardroute.planner.plans import TARGET, WINDOW_BYTES, Lane, Plan
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies.machines import load_machine
 from shardroute.topologies.topologies import build_topology
 
 N_RANKS: Final = 8  # of every case, so that one world runs them all
-LARGE_MIB = 18  # of a piece that is larger than `messages.WINDOW_BYTES`; less where that has been set to less
+LARGE_MIB = 18  # of a piece that is larger than a window; less where those have been set to less
+MOST_WINDOW_BYTES = WINDOW_BYTES  # less where small windows are tried
 
 
 def through_all_places() -> Plan:
@@ -146,7 +147,8 @@ def _planned(strategy: str, problem, message_bytes: int | None = None) -> Plan:
 def _idle(plan: Plan) -> Plan:
     """The same plan among more ranks, of which some have nothing to do."""
     topology = build_topology(load_machine("cpu-processes"), min_gpus=N_RANKS)
-    return replace(plan, problem=replace(plan.problem, n_ranks=N_RANKS), topology=topology)
+    window_bytes = min(plan.window_bytes, MOST_WINDOW_BYTES)
+    return replace(plan, problem=replace(plan.problem, n_ranks=N_RANKS), topology=topology, window_bytes=window_bytes)
 
 
 _CASES: Final[Mapping[str, Callable[[], Plan]]] = {
@@ -154,6 +156,7 @@ _CASES: Final[Mapping[str, Callable[[], Plan]]] = {
     "order along relays": partial(relay_chain, 6, n_chunks=3),
     "collectives through reused slots": partial(gathered, 5),
     "collectives in queue order": lane_ordered,
+    "collectives in rounds": lambda: replace(gathered(5), window_bytes=64),
     "relays through staging": through_all_places,
     "strided 4-D boxes": strided_box_of_four_dims,
     "nothing to move": nothing_to_move,
@@ -169,6 +172,7 @@ _CASES: Final[Mapping[str, Callable[[], Plan]]] = {
     "a barrier a tensor": partial(planned, "m2n-pack"),
     "all-reduce in one shot": partial(summed, "dp=8", "P", "R", "one-shot"),
     "all-reduce in two shots": partial(summed, "dp=8", "P", "R", "two-shot", "bf16"),
+    "an all-reduce in rounds": lambda: replace(summed("dp=8", "P", "R", "one-shot"), window_bytes=2**15),
     "all-reduces among some of the ranks": partial(summed, "dp=2,tp=4", "P,S1", "R,S1", "one-shot", "bf16"),
     "reduce-scatter": partial(summed, "dp=4,tp=2", "P,S1", "S0,S1", "one-shot"),
 }

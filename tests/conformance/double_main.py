@@ -9,7 +9,7 @@ from pathlib import Path
 
 import conformance_plans
 from forked_ranks import fork_ranks
-from gpu_doubles import LARGE_MIB, N_TRIALS
+from gpu_doubles import LARGE_MIB, N_TRIALS, TAKES_SUMS
 from rank_main import run_cases
 
 from shardroute.executors.messages import messages
@@ -19,7 +19,7 @@ from shardroute.executors.transports.seam import Place
 
 TWIN = "torch-cpu"
 # Small windows and messages, so that places in windows are given again and rounds are cut into groups.
-messages.WINDOW_BYTES, messages.PACKED_BYTES = 2**19, 2**18
+conformance_plans.MOST_WINDOW_BYTES, messages.PACKED_BYTES = 2**19, 2**18
 conformance_plans.LARGE_MIB = LARGE_MIB
 libraries.LIBRARIES = {**libraries.LIBRARIES, TWIN: "torch_twin"}
 
@@ -28,9 +28,17 @@ def main() -> None:
     """Fork all ranks and wait for them."""
     folder, transport, n_ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     load_library(transport).preload()
-    fork_ranks(
-        n_ranks, folder, lambda rank: run_cases(transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, N_TRIALS)
-    )
+    if TAKES_SUMS:
+        import host_sums
+
+        host_sums.take_sums_on_the_host()
+
+    def run(rank: int) -> dict[str, object]:
+        return run_cases(
+            transport, Place(rank, n_ranks, f"file://{folder}/rendezvous"), 60.0, N_TRIALS, verify=TAKES_SUMS
+        )
+
+    fork_ranks(n_ranks, folder, run)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 from conformance_plans import CASES, N_RANKS, all_to_all
 
 from shardroute.executors.interpreting.interpret import compile_plan
+from shardroute.executors.interpreting.piece_sums import NONE, piece_rows
 from shardroute.executors.launching.launched import run_launched
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.messages.messages import lay_messages
@@ -26,10 +27,19 @@ from shardroute.topologies.errors import RunError
 
 LEAVES_S = 0.5  # a rank that never comes is there so long, then leaves
 HOLDS_UP_S = 1.0
+# What is run once more, followed by checksums: all ways that pieces lie and go, in cases that take little time.
+FOLLOWED = (
+    "strided rows to columns", "order along relays", "collectives through reused slots", "relays through staging",
+    "strided 4-D boxes", "gather-broadcast",
+)
 
 
-def run_cases(transport: str, place: Place, timeout_s: float, n_trials: int = 3) -> dict[str, object]:
-    """All cases over one world, each run several times, and what they came to on rank 0; then two plans at once on every rank."""
+def run_cases(
+    transport: str, place: Place, timeout_s: float, n_trials: int = 3, *, verify: bool = False
+) -> dict[str, object]:
+    """All cases over one world, each run several times, and what they came to on rank 0; then two plans at once on every rank.
+    With `verify` some of them once more, followed by checksums.
+    """
     world = load_library(transport).connect(place, Deadline.after(timeout_s))
     found: dict[str, object] = {}
     for name, make in CASES.items():
@@ -45,6 +55,12 @@ def run_cases(transport: str, place: Place, timeout_s: float, n_trials: int = 3)
                 "start_s": (trials[0].start_s - trials[0].began_s).tolist(),
                 "end_s": (trials[0].end_s - trials[0].began_s).tolist(),
             }
+        if verify and name in FOLLOWED:
+            rows = piece_rows(plan)
+            trials = run_launched(world, plan, programs, messages, n_trials=1, deadline=deadline, pieces=rows)
+            if trials:
+                found[name]["n_accused"] = sum(row != NONE for row in trials[0].wrong_pieces)
+                found[name]["n_wrong"] += sum(f.n_wrong + f.n_stray for f in trials[0].findings)
     found["two plans at once"] = two_at_once(world)
     world.close()
     return found

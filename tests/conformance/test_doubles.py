@@ -1,5 +1,5 @@
-"""The GPU transports over doubles of the libraries that they call: all conformance cases, on streams that run in any order that
-events allow. `torch-nccl` runs over gloo with CPU tensors.
+"""The GPU transports over doubles of the libraries that they call: all conformance cases, some of them followed by checksums
+too, on streams that run in any order that events allow. `torch-nccl` runs over gloo with CPU tensors.
 """
 
 import json
@@ -8,7 +8,8 @@ from pathlib import Path
 import conformance_plans
 import pytest
 from conformance_plans import CASES, N_RANKS
-from gpu_doubles import LARGE_MIB, N_TRIALS, need, run_over_doubles
+from gpu_doubles import LARGE_MIB, N_TRIALS, TAKES_SUMS, need, run_over_doubles
+from rank_main import FOLLOWED
 
 from shardroute.planner.plans import Plan
 
@@ -47,5 +48,7 @@ def test_every_byte_arrives_and_no_other_changes_in_every_run_of_every_case(
     for case, make in CASES.items():
         came = found[case]
         assert (case, came["n_trials"], came["n_bytes"], came["n_wrong"]) == (case, N_TRIALS, needed_bytes(make()), 0)
+        assert came.get("n_accused", 0) == 0
+    assert {case for case, came in found.items() if "n_accused" in came} == set(FOLLOWED if TAKES_SUMS else ())
     assert refused[0] == ""
     assert all("goes on over these ranks" in text for text in refused[1:])

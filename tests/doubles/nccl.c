@@ -5,6 +5,8 @@
  * sizes must agree; a group that can't complete fails the communicator after FAKENCCL_TIMEOUT seconds (20). Puts must lie in a
  registered
  * window at both ends. Bytes go by process_vm_readv and writev, so ranks must be allowed to trace each other (same user).
+ * FAKENCCL_CORRUPT=",2:6,1:3," turns a bit in the 6th message that rank 2 receives, or puts, and in rank 1's 3rd; those of a byte
+ * don't count.
  * With config.blocking = 0 a call may say ncclInProgress, as the library does. FAKENCCL_VERSION is what ncclGetVersion tells.
  */
 #define _GNU_SOURCE
@@ -87,6 +89,16 @@ static int move_bytes(int writes, int process, void *here, uint64_t there, size_
   return 0;
 }
 
+/* Whether this message is to be corrupted. */
+static int is_hurt(Comm *c, size_t n) {
+  static int n_messages;
+  const char *text = getenv("FAKENCCL_CORRUPT");
+  char wanted[32];
+  if (!text || n < 2) return 0;
+  snprintf(wanted, sizeof wanted, ",%d:%d,", c->rank, __sync_add_and_fetch(&n_messages, 1));
+  return strstr(text, wanted) != NULL;
+}
+
 static int line_up(Comm *c, volatile int *arrived, volatile int *turn) {
   int now = *turn;
   double until = now_s() + timeout_s();
@@ -162,6 +174,7 @@ static int attempt(Op *o, int *sends_before, int *receives_before) {
       return -fail(c, INVALID_USAGE, "rank %d receives %zu bytes from rank %d, which sends %llu", c->rank, o->bytes, o->peer, (unsigned long long)h->bytes);
     int bad = move_bytes(0, h->process, o->to, h->address, o->bytes);
     if (bad) return -fail(c, SYSTEM_ERROR, "reading of rank %d: %s", o->peer, strerror(bad));
+    if (is_hurt(c, o->bytes)) ((char *)o->to)[o->bytes / 2] ^= 0x10;
     __sync_synchronize();
     h->done++;
     return 1;
@@ -176,6 +189,10 @@ static int attempt(Op *o, int *sends_before, int *receives_before) {
         return -fail(c, INVALID_USAGE, "rank %d puts %zu bytes at %zu into rank %d's window of %llu", c->rank, o->bytes, o->offset, o->peer, (unsigned long long)w->bytes);
       int bad = move_bytes(1, w->process, (void *)o->from, w->address + o->offset, o->bytes);
       if (bad) return -fail(c, SYSTEM_ERROR, "writing to rank %d: %s", o->peer, strerror(bad));
+      if (is_hurt(c, o->bytes)) {
+        char turned = ((const char *)o->from)[o->bytes / 2] ^ 0x10;
+        move_bytes(1, w->process, &turned, w->address + o->offset + o->bytes / 2, 1);
+      }
     }
     __sync_synchronize();
     __sync_add_and_fetch(&s->signal[o->peer][c->rank][o->signal], 1);
@@ -282,6 +299,34 @@ API int ncclCommSplit(Comm *c, int color, int key, Comm **out, void *config) {
   if (!code) code = line_up(c, &s->arrived, &s->generation); /* all have read before a next split writes */
   *out = NULL;
   return code || color < 0 ? code : open_comm(out, n, name, rank);
+}
+/* Those that stay keep their order. Nobody else calls it. */
+API int ncclCommShrink(Comm *c, int *exclude, int n_excluded, Comm **out, void *config, int flags) {
+  (void)config;
+  if (!n_excluded || flags) return fail(c, INVALID_ARGUMENT, "a shrink by %d ranks, flags %d", n_excluded, flags);
+  if (c->error || c->aborted) return fail(c, INVALID_USAGE, "a shrink of a communicator that has failed");
+  int rank = c->rank;
+  char name[100];
+  for (int i = 0; i < n_excluded; i++) {
+    if (exclude[i] < 0 || exclude[i] >= c->n || exclude[i] == c->rank) return fail(c, INVALID_ARGUMENT, "rank %d excludes %d", c->rank, exclude[i]);
+    rank -= exclude[i] < c->rank;
+  }
+  snprintf(name, sizeof name, "%.60s-s%d", c->name, c->n_splits++);
+  return open_comm(out, c->n - n_excluded, name, rank);
+}
+API int ncclCommGetUniqueId(Comm *c, UniqueId *id) {
+  memset(id, 0, sizeof *id);
+  snprintf(id->text, 100, "%.60s-g%d", c->name, c->n_splits);
+  return SUCCESS;
+}
+/* Those that were there are the first, in their order; all but their root have no id, and find each other by what they had. */
+API int ncclCommGrow(Comm *c, int n, UniqueId *id, int rank, Comm **out, void *config) {
+  (void)config;
+  char name[128];
+  if (!c) return !id || rank < 1 ? fail(NULL, INVALID_ARGUMENT, "who comes needs an id and a rank") : open_comm(out, n, id->text, rank);
+  if (n <= c->n || rank != -1 || (c->rank == 0) != (id != NULL)) return fail(c, INVALID_ARGUMENT, "rank %d of %d grows to %d", c->rank, c->n, n);
+  snprintf(name, sizeof name, "%.60s-g%d", c->name, c->n_splits++);
+  return open_comm(out, n, name, c->rank);
 }
 API int ncclCommFinalize(Comm *c) { (void)c; return SUCCESS; }
 API int ncclCommDestroy(Comm *c) { c->aborted = 1; return SUCCESS; } /* streams may still look at it */

@@ -3,7 +3,7 @@
  * The symmetric heaps of all PEs lie in one shared file, FAKENVSHMEM_HEAP bytes each (16 GiB; untouched pages cost nothing). PEs
  reach each
  * other's heaps within groups of FAKENVSHMEM_DOMAIN (all). A signal that doesn't come within FAKENVSHMEM_TIMEOUT seconds (20)
- * ends the process.
+ * ends the process. FAKENVSHMEM_CORRUPT=",2:6," turns a bit in the 6th put of PE 2, as in the double of NCCL.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -86,7 +86,14 @@ static void add_up(Op *o) {
 static void run(void *given) {
   Op *o = given;
   if (o->kind == SUM || o->kind == SUM_SCATTER) { add_up(o); return; }
-  if (o->kind == PUT) memcpy(o->to, o->from, o->n);
+  if (o->kind == PUT) {
+    static int n_puts;
+    const char *text = getenv("FAKENVSHMEM_CORRUPT");
+    char wanted[32];
+    memcpy(o->to, o->from, o->n);
+    snprintf(wanted, sizeof wanted, ",%d:%d,", rank, __sync_add_and_fetch(&n_puts, 1));
+    if (text && strstr(text, wanted)) ((char *)o->to)[o->n / 2] ^= 0x10;
+  }
   if (o->kind != WAIT) {
     __sync_synchronize();
     if (o->word && o->op == 9) *o->word = o->value; else if (o->word) __sync_add_and_fetch(o->word, o->value);
