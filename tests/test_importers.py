@@ -138,6 +138,54 @@ def test_a_gpu_that_has_not_joined_its_fabric_is_refused_by_its_line() -> None:
         parse_nvidia_smi(broken, "host0")
 
 
+def test_a_fabric_that_ends_at_the_host_is_refused_where_it_is_not_up() -> None:
+    down = text("gb200-host0.txt").replace("5b1c9a52-73d0-4d3e-9c0f-2f6f0c6d8e11", "00000000-0000-0000-0000-000000000000")
+    down = down.replace(": Success", ": Insufficient Resources", 1)
+
+    with pytest.raises(InputError, match=r"host0: line \d+: the fabric of this GPU is Completed, Insufficient Resources"):
+        parse_nvidia_smi(down, "host0")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("Summary                       : Unhealthy", "Summary: Unhealthy"),
+        ("Route Unhealthy               : True", "Route Unhealthy: True"),
+    ],
+)
+def test_a_gpu_that_its_fabric_does_not_carry_is_refused_by_its_line(row: str, words: str) -> None:
+    sick = text("gb200-host0.txt").replace("Bandwidth                     : Full", row, 1)
+
+    with pytest.raises(InputError, match=rf"host0: line \d+: the fabric of this GPU is not healthy \({words}\).*leave the host"):
+        parse_nvidia_smi(sick, "host0")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("Bandwidth                     : Degraded", "Bandwidth: Degraded"),
+        ("Summary                       : Limited Capacity", "Summary: Limited Capacity"),
+        ("Incorrect Configuration       : Insufficient Nvlinks", "Incorrect Configuration: Insufficient Nvlinks"),
+        ("Access Timeout Recovery       : True", "Access Timeout Recovery: True"),
+    ],
+)
+def test_a_fabric_that_carries_less_than_it_should_is_told_with_the_gpus_that_have_it(row: str, words: str) -> None:
+    lesser = text("gb200-host0.txt").replace("Bandwidth                     : Full", row, 2)
+    host = parse_nvidia_smi(lesser, "host0")
+
+    (note,) = [n for n in import_machines(Inputs((host,), hosts_per_domain=1), "rack").notes if "fabric" in n]
+
+    assert note.startswith(f"host0: NVLink fabric of GPU 0, GPU 1: {words}; it is planned as if it were whole")
+
+
+def test_a_fabric_of_which_the_driver_says_nothing_or_only_good_is_not_told_of() -> None:
+    rows = ("Summary : Healthy", "Bandwidth : N/A", "Route Unhealthy : false", "Incorrect Configuration : [Not Supported]")
+    sound = text("gb200-host0.txt").replace("Bandwidth                     : Full", "\n            ".join(rows))
+
+    assert parse_nvidia_smi(sound, "host0").troubles == ()
+    assert parse_nvidia_smi(text("gb200-host0.txt"), "host0").troubles == ()
+
+
 def test_the_matrix_gives_the_links_and_the_nearest_nics_by_the_names_of_its_legend() -> None:
     host = parse_nvidia_smi(text("dgx-h100-topo.txt"), "topo.txt")
 

@@ -109,6 +109,11 @@ def format_seconds(time_s: float) -> str:
     return "0 s" if time_s == 0 else _scaled(time_s, _SHOWN_SECONDS)
 
 
+def format_count(n: int, noun: str, plural: str | None = None) -> str:
+    """Return how many there are, with the noun in its number: "1 step", "1,200 steps"; `plural` where that isn't noun + s."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
 def _parse(text: str, what: str, units: Mapping[str, Fraction], examples: str) -> Fraction:
     match = _NUMBER.fullmatch(text)
     unit = (match[2] or "") if match else ""

@@ -27,7 +27,7 @@ from shardroute.topologies.importers import (
 )
 from shardroute.topologies.importers.nccl_dumps import MAX_DUMP_BYTES
 from shardroute.topologies.machines import load_machine, machine_names, machine_to_dict
-from shardroute.topologies.units import format_bandwidth
+from shardroute.topologies.units import format_bandwidth, format_count
 
 # ibnetdiscover of 10,000 adapters and their switches is some 10 MB; nvidia-smi -q of 8 GPUs some 100 kB.
 _MAX_TEXT_BYTES: Final = 2**26
@@ -148,12 +148,11 @@ def _json(imported: Imported, output: str | None) -> dict[str, object]:
 
 def _show(imported: Imported, output: str) -> None:
     for made in imported.machines:
-        machine = made.machine
-        domains = "domain" if made.n_units == 1 else "domains"
+        machine, found = made.machine, format_count(made.n_units, "NVLink domain")
         print_facts(
             f"{_path(output, machine.name)}: {machine.title}",
             [
-                ("found", f"{made.n_units} NVLink {domains} of {machine.hosts_per_domain} x {machine.gpus_per_host} GPUs"),
+                ("found", f"{found} of {machine.hosts_per_domain} x {machine.gpus_per_host} GPUs"),
                 ("NVLink a GPU", format_bandwidth(machine.nvlink_Bps)),
                 ("NICs a GPU", f"{machine.nics_per_gpu} x {format_bandwidth(machine.nic_Bps)}"),
                 ("oversubscription", f"{machine.oversubscription:g}"),

@@ -87,7 +87,8 @@ def import_machines(inputs: Inputs, name: str) -> Imported:
         rates = {nic.name: nic.bandwidth_Bps for nic in nics}
         machine, also = _machine(host, len(called) if len(hosts) > 1 else _per_domain(inputs, host), rates, inputs, name)
         rails += on_rails
-        notes += [note for note in dict.fromkeys([*said, *also]) if note not in notes]
+        troubles = [trouble for each in hosts for trouble in each.troubles]
+        notes += [note for note in dict.fromkeys([*said, *also, *troubles]) if note not in notes]
         # Hosts of one kind come from files of their own, so titles and sources are no part of the kind.
         found.setdefault(replace(machine, title="", figures=()), (machine, []))[1].extend(called)
     notes += swapped_cables(rails)

@@ -46,13 +46,18 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host as a file shows it, GPUs by number. spans: whether its NVLink domain goes beyond it, as far as the file says."""
+    """A host as a file shows it, GPUs by number.
+
+    spans     whether its NVLink domain goes beyond it, as far as the file says
+    troubles  what the file says of its NVLinks that planning doesn't reckon with
+    """
 
     name: str
     source: str
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
     spans: bool = False
+    troubles: tuple[str, ...] = ()
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
