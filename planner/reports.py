@@ -9,6 +9,7 @@ from shardroute.planner.plans import SOURCE, TARGET, Op, Plan
 from shardroute.planner.routing.bounds import Cut, Demand, cuts, demand
 from shardroute.planner.routing.strategies import pieces_of
 from shardroute.planner.simulator.refit import Prediction
+from shardroute.planner.stagings import staging_of
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import Machine
 
@@ -74,6 +75,7 @@ class PlanReport(msgspec.Struct, frozen=True):
     n_src_gpus: int
     n_dst_gpus: int
     peak_staging_bytes: int
+    peak_packing_bytes: int
     digest: str
     plan_s: float | None = None
 
@@ -128,6 +130,7 @@ def report(plan: Plan, prediction: Prediction | None, calibration: Calibration, 
         n_src_gpus=len(plan.problem.source.ranks),
         n_dst_gpus=len(plan.problem.target.ranks),
         peak_staging_bytes=plan.peak_staging_bytes,
+        peak_packing_bytes=int(staging_of(plan).packing.max(initial=0)),
         digest=plan.digest,
         plan_s=plan_s,
     )

@@ -6,6 +6,7 @@ streams call NumPy on the host (cuLaunchHostFunc), for torch has no such GPU.
 
 import ctypes
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from shardroute.executors.transports.libraries import load_library
 from shardroute.executors.transports.seam import Deadline, Place
 
 # Small windows and messages, so that places in windows are given again and rounds are cut into groups.
-messages.WINDOW_BYTES, messages.PACKED_BYTES = 2**16, 2**14
+WINDOW_BYTES, messages.PACKED_BYTES = 2**16, 2**14
 libraries.LIBRARIES = {**libraries.LIBRARIES, "torch-cpu": "torch_twin"}
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -61,7 +62,7 @@ def run_cases(transport: str, place: Place) -> dict[str, object]:
     world = load_library(transport).connect(place, Deadline.after(60))
     found: dict[str, object] = {}
     for name, make in CASES.items():
-        plan = make()
+        plan = replace(make(), window_bytes=WINDOW_BYTES)
         contents, separate = contents_of(plan, Arithmetic.TORCH), compile_separate(plan)
         trials = launched.run_launched(
             world, separate.plan, separate.programs, separate.messages, n_trials=2, deadline=Deadline.after(60), contents=contents

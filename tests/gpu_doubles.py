@@ -14,6 +14,10 @@ import pytest
 HERE = Path(__file__).parent
 # Of the conformance cases over doubles, whose windows are small: a piece that is larger than one, and how often a case runs.
 LARGE_MIB, N_TRIALS = 2, 2
+TAKES_SUMS = importlib.util.find_spec("torch") is not None  # checksums of pieces, which torch takes
+# The doubles stand in for the libraries that these would bring, which are large.
+_BINDINGS = "pip install --no-deps nccl4py==0.6.0 nvshmem4py-cu12==0.4.1 cuda-bindings==12.9.10 cuda-pathfinder==1.9.1"
+INSTALL = {"torch": "pip install 'shardroute[torch]'", "cuda": _BINDINGS, "nccl": _BINDINGS, "nvshmem": _BINDINGS}
 _SONAMES = {"cuda": "libcuda.so.1", "nccl": "libnccl.so.2", "nvshmem": "libnvshmem_host.so.3"}
 
 
@@ -35,7 +39,13 @@ def need(*modules: str) -> None:
     """Skip the test where one of these can't be imported."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
+            pytest.skip(f"{module} is not installed ({INSTALL.get(module, f'pip install {module}')})")
+
+
+def need_asked(request: pytest.FixtureRequest, in_gate: bool) -> None:
+    """Skip a fault that the gate leaves out, unless faults were asked for."""
+    if not in_gate and "faults" not in request.config.option.markexpr:
+        pytest.skip("run by `pytest -m faults`")
 
 
 def run_over_doubles(*arguments: str, timeout_s: float = 150, **variables: str) -> subprocess.CompletedProcess[str]:

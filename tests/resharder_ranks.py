@@ -10,16 +10,20 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.distributed as dist
+from fault_cases import Case
+from fault_ranks import HurtWorld
 from forked_ranks import fork_ranks
 from hand_plans import relay_chain, rows_to_columns
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardroute.executors import Resharder, reshard, xferdtensor
+from shardroute.executors.transports.gloo import GlooWorld
 from shardroute.planner.exchange import Sharding
 from shardroute.planner.layouts.meshes import Mesh
 from shardroute.planner.layouts.placements import parse_placement
 from shardroute.planner.layouts.tensors import Tensor
+from shardroute.topologies.errors import RunError
 
 N_RANKS = 4
 
@@ -217,8 +221,55 @@ def bucket_by_bucket(rank):
     return found
 
 
+def fails_between_buckets(rank):
+    """The second of two transfers of two buckets fails in its second bucket; a new resharder moves that one only. What each rank
+    saw, of a rank that raises and of a link that corrupts.
+    """
+    tensors = {f"w{k}": Tensor(f"w{k}", (8, 6), "f32") for k in range(2)}
+    src = {name: side(tensor, ["S0"], [0, 1], [2]) for name, tensor in tensors.items()}
+    dst = {name: side(tensor, ["S0"], [2, 3], [2]) for name, tensor in tensors.items()}
+    full = lambda number: dict.fromkeys(tensors, torch.full((4, 6), float(number)))  # noqa: E731
+    found = {}
+    for case in (Case(1, "raise", at=SECOND_VOTE), Case(1, "corrupt")):
+        got = full(0) if rank >= 2 else {}
+        got = {name: tensor.clone() for name, tensor in got.items()}
+        world = HurtWorld(GlooWorld(dist.new_group(backend="gloo"), owned=True), case if rank == case.rank else None)
+        resharder = Resharder(src, dst, transport=world, spare_bytes=128, verify=True)
+        resharder.run(full(1) if rank < 2 else {}, got).wait()
+        world.arm()
+        error = read = ""
+        try:
+            resharder.run(full(2) if rank < 2 else {}, got).wait()
+        except (RunError, RuntimeError) as failure:
+            error = str(failure)
+        try:
+            with resharder.reading():
+                read = "read"
+        except RunError as failure:
+            read = str(failure)
+        saw = [len(resharder.plans), resharder.version, dict(resharder.versions), held_of(got), error, read]
+        left = resharder.versions
+        resharder.close()
+        again = Resharder(src, dst, spare_bytes=128, version=left)
+        given = full(2) | {"w0": torch.full((4, 6), 9.0)} if rank < 2 else {}  # w0 isn't moved again
+        again.run(given, got, version=2).wait()
+        found[case.does] = [*saw, again.version, held_of(got)]
+        again.close()
+    return found
+
+
+# In which order ranks tell each other of `fails_between_buckets`: what they hold, plans, readiness; version and two votes; then
+# version and one vote of the second transfer.
+SECOND_VOTE = 8
+
+
+def held_of(tensors):
+    return {name: sorted(set(tensor.flatten().tolist())) for name, tensor in tensors.items()}
+
+
 SCENES = (
-    dtensors, tensors_of_many_dtypes, one_at_a_time, errors, as_nccl_m2n, as_nemo_rl, bucket_by_bucket, a_rank_that_stays_away,
+    dtensors, tensors_of_many_dtypes, one_at_a_time, errors, as_nccl_m2n, as_nemo_rl, bucket_by_bucket, fails_between_buckets,
+    a_rank_that_stays_away,
 )  # fmt: skip
 
 

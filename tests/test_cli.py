@@ -98,6 +98,18 @@ def test_a_plan_is_run_measured_and_compared(cli, tensor_plan, tmp_path) -> None
     assert compared["rows"][0]["second_s"] == pytest.approx(run["measured_s"])
 
 
+def test_compare_refuses_a_measurement_in_the_place_of_the_prediction(cli, tensor_plan, tmp_path) -> None:
+    predicted, measured = str(tmp_path / "p.json"), str(tmp_path / "m.json")
+    cli("simulate", str(tensor_plan), "--machine", "cpu-processes", "-o", predicted)
+    cli("run", str(tensor_plan), "--transport", "processes", "-o", measured)
+
+    code, out, err = cli("compare", measured, predicted)
+
+    assert (code, out) == (2, "")
+    assert f"{measured} is measured and {predicted} is predicted" in err
+    assert f"compare {predicted} {measured}" in err
+
+
 def test_compare_exits_with_1_outside_of_the_tolerance(cli, tensor_plan, tmp_path) -> None:
     fast, slow = str(tmp_path / "fast.json"), str(tmp_path / "slow.json")
     cli("simulate", str(tensor_plan), "-o", fast, "--calibration", "nominal")

@@ -21,7 +21,7 @@ def run_example(repo: Path, name: str, home: Path, *arguments: str) -> list[str]
 
 
 def test_the_refit_loop_ends_each_step_with_ranks_that_agree(repo: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed (pip install 'shardroute[torch]')")
 
     planned, *steps = run_example(repo, "refit_loop.py", tmp_path)
 
@@ -30,7 +30,7 @@ def test_the_refit_loop_ends_each_step_with_ranks_that_agree(repo: Path, tmp_pat
 
 
 def test_a_loop_goes_on_after_a_trainer_has_died_and_a_server_has_come(repo: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed (pip install 'shardroute[torch]')")
 
     lines = run_example(repo, "refit_changes.py", tmp_path)
 
@@ -41,7 +41,7 @@ def test_a_loop_goes_on_after_a_trainer_has_died_and_a_server_has_come(repo: Pat
 
 @pytest.mark.slow
 def test_the_same_loop_runs_in_ray_actors(repo: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed (pip install 'shardroute[torch]')")
     pytest.importorskip("ray", reason="ray is not installed; it is an extra of the example")
 
     _, *steps = run_example(repo, "refit_ray.py", tmp_path)

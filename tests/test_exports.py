@@ -116,6 +116,7 @@ def test_training_steps_offer_these_names() -> None:
         "StepPrediction",
         "StepRates",
         "Wanted",
+        "batch_that_fits",
         "dense_model",
         "load_rates",
         "network",

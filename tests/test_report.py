@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages_in_browsers import CHROMIUM, Page, in_browser
+from pages_in_firefox import FIREFOX, firefox
 
 from shardroute.executors.cli import main
 from shardroute.planner import make_plan, one_tensor, predict
@@ -300,3 +301,80 @@ def test_a_dark_desktop_gets_dark_paper_and_other_bars(files, tmp_path) -> None:
     assert dark["paper"] == "rgb(20, 23, 27)"
     assert light["bar"] == "rgb(0, 114, 178)"
     assert dark["bar"] == "rgb(86, 180, 233)"
+
+
+@pytest.fixture(scope="module")
+def fox(files, tmp_path_factory):
+    """A headless Firefox, and the page as a file beside nothing else."""
+    if FIREFOX is None:
+        pytest.skip("needs Firefox")
+    page = tmp_path_factory.mktemp("opened") / "t.html"
+    page.write_bytes(Path(files["t.html"]).read_bytes())
+    with firefox(tmp_path_factory.mktemp("firefox")) as window:
+        yield window, page
+
+
+def test_firefox_opens_the_page_from_the_file_system_and_its_keyboard_reaches_every_link_table_and_picture(fox) -> None:
+    window, page = fox
+    tab, enter = "\ue004", "\ue007"
+    window.be_dark(False)
+    window.open(page, 390)
+    n_stops = window.run("return document.querySelectorAll('a[href], summary, [tabindex=\"0\"]').length")
+
+    found = []
+    for _ in range(n_stops):
+        window.press(tab)
+        found.append(
+            window.run(
+                "const at = document.activeElement;"
+                "return [at.tagName, [...document.querySelectorAll('*')].indexOf(at), at.getBoundingClientRect().width > 0]"
+            )
+        )
+        if found[-1][0] == "SUMMARY":
+            window.press(enter)
+    opened = window.run("return [...document.querySelectorAll('details table')].map(t => t.getBoundingClientRect().height > 0)")
+    widths = window.run("return [innerWidth, document.documentElement.scrollWidth]")
+    drawn = window.run("return [...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width > 100)")
+
+    assert [at for _, at, _ in found] == sorted({at for _, at, _ in found})
+    assert all(shown for *_, shown in found)
+    assert {"A", "SUMMARY", "DIV"} <= {tag for tag, *_ in found}
+    assert len(opened) >= 9
+    assert all(opened)
+    assert len(drawn) >= 9
+    assert all(drawn)
+    assert widths[0] == 390
+    assert widths[1] <= 390
+
+
+def test_firefox_follows_the_links_of_the_page(fox) -> None:
+    window, page = fox
+    window.open(page, 1000)
+    n_links = window.run("return document.querySelectorAll('nav a').length")
+
+    found = []
+    for i in range(n_links):
+        link = f"document.querySelectorAll('nav a')[{i}]"
+        window.run(f"{link}.focus()")
+        window.press("\ue007")
+        found.append(window.run(f"return '#' + document.querySelector(':target')?.id === decodeURIComponent({link}.hash)"))
+
+    assert len(found) >= 10
+    assert all(found)
+
+
+def test_firefox_draws_the_charts_in_their_colours_on_light_and_on_dark_paper(fox) -> None:
+    window, page = fox
+
+    shown = {}
+    for dark in (False, True):
+        window.be_dark(dark)
+        window.open(page, 1000)
+        found, n = np.unique(window.picture("svg")[..., :3].reshape(-1, 3), axis=0, return_counts=True)
+        by_use = [tuple(colour) for colour in found[np.argsort(-n)].tolist()]
+        shown[dark] = by_use[0], set(by_use[:20])
+
+    assert shown[False][0] == (255, 255, 255)
+    assert shown[True][0] == (20, 23, 27)
+    assert (0, 114, 178) in shown[False][1]
+    assert (86, 180, 233) in shown[True][1]

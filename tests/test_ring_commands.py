@@ -46,11 +46,49 @@ def test_ring_shows_memory_and_exposed_communication_in_a_table(cli) -> None:
 
 
 def test_ring_says_when_nothing_fits(cli) -> None:
-    code, out, _ = cli("ring", "--model", "llama-3-8b", "--seq", "1048576", "--gpus", "64", "--machine", "gb200-nvl72")
+    asked = ["ring", "--model", "llama-3-8b", "--seq", "1048576", "--gpus", "16", "--machine", "gb200-nvl72"]
+
+    code, out, _ = cli(*asked)
 
     assert code == 0
-    assert "none fits" in out
-    assert "lower --batch" in " ".join(out.split())
+    assert "none fits: a tenth of a GPU's 186 GB must stay free" in " ".join(out.split())
+    batch = re.search(r"with --batch ([\d.]+) one fits", " ".join(out.split()))
+    assert batch is not None
+    assert json.loads(cli(*asked, "--batch", batch[1], "--json")[1])["fits"]
+    assert not json.loads(cli(*asked, "--batch", str(2 * float(batch[1])), "--json")[1])["fits"]
+
+
+def test_ring_says_when_fewer_sequences_do_not_help(cli) -> None:
+    code, out, _ = cli("ring", "--model", "llama-3-8b", "--seq", "67108864", "--gpus", "8", "--machine", "gb200-nvl72")
+
+    assert code == 0
+    assert "fewer sequences don't help" in " ".join(out.split())
+
+
+def test_choose_gives_flags_for_a_way_that_is_as_fast_as_the_chosen_one(cli) -> None:
+    asked = ["choose", "--op", "collective-permute", "--bytes", "32MiB", "--ranks", "16", "--machine", "gb200-nvl72"]
+
+    code, out, _ = cli(*asked, "--json")
+    _, table, _ = cli(*asked)
+
+    found = json.loads(out)
+    rules = next(rules for rules in found["rules"] if rules["rules"] == "xla-0.8.1")
+    assert code == 0
+    times = {option["backend"]: option["predicted_s"] for option in found["options"]}
+    assert found["backend"] == "nccl-put"
+    assert times["nvshmem-put"] == times["nccl-put"]
+    assert rules["flags"] == ["--xla_gpu_experimental_enable_nvshmem=true"]
+    assert rules["flags_for"] == "nvshmem-put"
+    assert "nvshmem-put, as fast" in " ".join(table.split())
+
+
+def test_the_table_of_a_programs_collectives_names_each(cli) -> None:
+    _, out, _ = cli("choose", "--hlo", str(DUMPS / "mixed.txt"), "--machine", "dgx-h100")
+
+    first = out.partition("Collectives in order")[2].partition("Why")[0]
+    assert all(
+        re.search(rf"^{name}\b", first, re.MULTILINE) for name in ("ppermute.3", "psum.8", "reduce_scatter.7", "all-to-all")
+    )
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,14 @@ def test_a_block_that_is_not_run_has_a_plain_fence_and_its_reason_as_title() -> 
     assert shown == f"before\n\n{fence}\n$ nvidia-smi\n```\n\n```console\n$ true\n```\n"
 
 
+def test_a_block_says_in_its_title_what_it_needs() -> None:
+    text = "```console needs torch mpi\n$ true\n```\n```console needs no-gpu\n$ true\n```\n"
+
+    shown = docs_site.on_page_markdown(text)
+
+    assert shown == '```console title="Needs torch, mpi"\n$ true\n```\n```console\n$ true\n```\n'
+
+
 def test_columns_and_code_of_docstrings_keep_their_lines_and_prose_flows() -> None:
     columns = "rank   who holds it\nlo, hi   the box, lo &lt;= i"
     code = "plan = make(problem)\ncheck(plan)"
@@ -117,6 +125,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(repo
         loaded = re.findall(r"<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:[^\"\s>]+|//[^\"\s>]+)", text)
         assert loaded == [], page.name
         assert "no-run" not in text, page.name
+        assert "console needs" not in text, page.name
     for page, package in PACKAGES.items():
         text = (tmp_path / "site" / "api" / f"{page}.html").read_text(encoding="utf-8")
         offered = importlib.import_module(f"shardroute.{package}").__all__

@@ -9,20 +9,25 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
 from shardroute.executors.cli import main
 from shardroute.planner.check import check
-from shardroute.planner.cli import app
+from shardroute.planner.cli import app, output
 from shardroute.planner.cli.output import Speech, part, progress, say, speak, tell
 from shardroute.planner.cli.program import let_speak
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.reporting.contest_pictures import what_ifs
 from shardroute.planner.reporting.rivals import rivals_of
 from shardroute.planner.routing.auto import choose
+from shardroute.planner.routing.options import Options
+from shardroute.planner.routing.replans import replan
+from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.step_tables import write_steps
+from shardroute.planner.studies import Case, study_rows
 from shardroute.topologies import default_calibration
 
 DATA = Path(__file__).parent / "data"
@@ -230,13 +235,14 @@ def test_without_a_terminal_there_is_neither_a_bar_nor_an_escape(cli, here, monk
 
 def test_what_takes_long_tells_a_share_that_only_grows(folder) -> None:
     made, costs = load_plan(folder / "a.plan"), default_calibration("dgx-h100")
-    told: dict[str, list[float]] = {"choose": [], "check": [], "rivals": [], "what-ifs": [], "steps": []}
+    told: dict[str, list[float]] = {"choose": [], "check": [], "rivals": [], "what-ifs": [], "steps": [], "replan": []}
 
     choose(made.problem, made.topology, costs, progress=told["choose"].append)
     check(made, progress=told["check"].append)
     rivals_of(made, 1.0, costs, ["greedy", "direct", "domain-relay"], progress=told["rivals"].append)
     what_ifs(made, costs, progress=told["what-ifs"].append)
     write_steps(made, None, io.BytesIO(), told["steps"].append)
+    replan(made, made.problem, made.topology, Options(told=told["replan"].append))
 
     for name, shares in told.items():
         assert shares, name
@@ -253,6 +259,63 @@ def test_a_part_of_a_whole_tells_its_share_of_it() -> None:
     second(1.0)
 
     assert told == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_tells_a_share_of_planning_that_only_grows(folder, strategy: str) -> None:
+    made = load_plan(folder / "a.plan")
+    told: list[float] = []
+
+    make_plan(made.problem, made.topology, strategy, options=Options(told=told.append))
+
+    assert told == sorted(told)
+    assert 0 <= told[0] <= told[-1] <= 1
+
+
+def test_rows_of_a_study_tell_a_share_that_only_grows(folder) -> None:
+    made, told = load_plan(folder / "a.plan"), list[float]()
+    cases = [Case(name, 1.0, lambda: (made.problem, made.topology)) for name in ("one", "two")]
+
+    study_rows(cases, ["direct", "m2n-pack", "auto"], default_calibration("dgx-h100"), progress=told.append)
+
+    assert len(told) > 2 * len(cases) * 3
+    assert told == sorted(told)
+    assert told[-1] == 1
+
+
+def test_without_a_terminal_what_takes_long_says_its_share_and_the_time_left_in_plain_lines(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(output, "_LINE_S", 0.05)
+
+    began = time.perf_counter()
+    with progress("some work") as done:
+        for n_done in range(1, 200):
+            time.sleep(0.001)
+            done(n_done / 200)
+    took_s = time.perf_counter() - began
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert 1 <= len(err.splitlines()) <= took_s / 0.05
+    for line in err.splitlines():
+        assert re.fullmatch(r"some work: \d+% after \d+ s(, some \d+ s left)?", line)
+    assert "left" in err
+
+
+def test_quiet_leaves_lines_of_progress_out(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    speak(Speech.QUIET)
+    try:
+        with progress("some work") as done:
+            done(0.5)
+    finally:
+        speak(Speech.PLAIN)
+
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(9.6, "10 s"), (59.7, "1 min 0 s"), (96.0, "1 min 36 s")])
+def test_time_left_is_in_whole_seconds_and_minutes(seconds: float, said: str) -> None:
+    assert output._clock_text(seconds) == said
 
 
 @pytest.mark.parametrize(

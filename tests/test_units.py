@@ -10,6 +10,7 @@ from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import (
     format_bandwidth,
     format_bytes,
+    format_count,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
@@ -183,3 +184,17 @@ def test_any_text_is_either_parsed_or_refused_with_input_error(text: str) -> Non
             continue
         assert value >= 0
         assert math.isfinite(value)
+
+
+@pytest.mark.parametrize(
+    ("n", "nouns", "expected"),
+    [
+        (0, ("step",), "0 steps"),
+        (1, ("step",), "1 step"),
+        (1200, ("step",), "1,200 steps"),
+        (1, ("strategy", "strategies"), "1 strategy"),
+        (2, ("strategy", "strategies"), "2 strategies"),
+    ],
+)
+def test_a_count_has_its_noun_in_the_right_number(n: int, nouns: tuple[str, ...], expected: str) -> None:
+    assert format_count(n, *nouns) == expected

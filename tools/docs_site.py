@@ -1,7 +1,7 @@
 """What MkDocs asks about each page (hooks of mkdocs.yml): what our Markdown and our docstrings have that Markdown doesn't.
 
-- A block is fenced as ```console no-run for tests/test_docs_commands.py, with a comment above that says why. The site shows it as
-  any other block, with the reason as its title.
+- For tests/test_docs_commands.py a block is fenced as ```console no-run, with a comment above that says why, or as ```console
+  needs torch. The site shows it as any other block, with the reason, or what it needs, as its title.
 - Docstrings have columns set apart by spaces, and lines of code, both without a mark. As paragraphs they would run together.
 """
 
@@ -11,13 +11,21 @@ import re
 from typing import Final
 
 _LEFT_OUT: Final = re.compile(r"^<!-- no-run: (?P<reason>.*?) -->\n+(?P<fence>[`~]{3,})(?P<language>\w+) no-run$", re.MULTILINE)
+_NEEDS: Final = re.compile(r"^(?P<fence>[`~]{3,})(?P<language>\w+) needs (?P<needs>[\w -]+)$", re.MULTILINE)
 _PARAGRAPH: Final = re.compile(r"<p>(?P<text>[^<]*(?:<(?!/p>)[^<]*)*)</p>")
 _COLUMNS: Final = re.compile(r"^\S.*\S {2,}\S", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """The page's text with plain fences."""
-    return _LEFT_OUT.sub(r'\g<fence>\g<language> title="Not run by the tests: \g<reason>"', markdown)
+    run = _LEFT_OUT.sub(r'\g<fence>\g<language> title="Not run by the tests: \g<reason>"', markdown)
+    return _NEEDS.sub(_with_needs, run)
+
+
+def _with_needs(fence: re.Match[str]) -> str:
+    """The fence with what a reader must have as its title; what must not be there (no-gpu) is for the tests alone."""
+    wanted = ", ".join(name for name in fence["needs"].split() if not name.startswith("no-"))
+    return f"{fence['fence']}{fence['language']}" + (f' title="Needs {wanted}"' if wanted else "")
 
 
 def on_page_content(content: str, **_: object) -> str:

@@ -7,6 +7,7 @@ FOLDER/found.jsonl, and each rank leaves what it died of in FOLDER/RANK.error.
 import json
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +24,22 @@ from hand_plans import HandPlan, row_shards  # type: ignore[import-not-found]  #
 from shardroute.executors.attention.contents import Contents, contents_of  # noqa: E402
 from shardroute.executors.attention.on_streams import why_no_attention  # noqa: E402
 from shardroute.executors.attention.seam import Arithmetic  # noqa: E402
+from shardroute.executors.gpus.device_sums import DeviceSums, why_no_sums  # noqa: E402
+from shardroute.executors.gpus.devices import Memory  # noqa: E402
+from shardroute.executors.gpus.tensors import tensors_of  # noqa: E402
 from shardroute.executors.interpreting.arenas import Arena  # noqa: E402
+from shardroute.executors.interpreting.blocks import LINEAR, Forms  # noqa: E402
+from shardroute.executors.interpreting.checksums import checksum  # noqa: E402
 from shardroute.executors.interpreting.interpret import compile_plan  # noqa: E402
 from shardroute.executors.interpreting.patterns import arm, fill_sources, verify  # noqa: E402
+from shardroute.executors.interpreting.piece_sums import NONE, PieceRows, describe_wrong, piece_rows  # noqa: E402
 from shardroute.executors.launching.launched import run_launched  # noqa: E402
 from shardroute.executors.messages.messages import lay_messages  # noqa: E402
 from shardroute.executors.messages.separate import compile_separate  # noqa: E402
+from shardroute.executors.resharding.resharders import Resharder  # noqa: E402
 from shardroute.executors.transports.grouped import GroupedTransport  # noqa: E402
 from shardroute.executors.transports.libraries import load_library  # noqa: E402
-from shardroute.executors.transports.seam import Deadline, Place, Trial, World  # noqa: E402
+from shardroute.executors.transports.seam import Changing, Deadline, Place, Trial, World  # noqa: E402
 from shardroute.planner.layouts.fragments import Fragments  # noqa: E402
 from shardroute.planner.layouts.meshes import Mesh, place  # noqa: E402
 from shardroute.planner.layouts.placements import Replicate, Shard  # noqa: E402
@@ -54,7 +62,7 @@ from shardroute.topologies.calibrations import (  # noqa: E402
 from shardroute.topologies.errors import RunError  # noqa: E402
 from shardroute.topologies.machines import load_machine  # noqa: E402
 from shardroute.topologies.topologies import Topology, build_topology  # noqa: E402
-from shardroute.topologies.units import format_bytes  # noqa: E402
+from shardroute.topologies.units import format_bytes, format_seconds  # noqa: E402
 
 PING_REPEATS = 5
 REPEATS = 5
@@ -97,11 +105,13 @@ class Check:
         """The machine to plan for, with as many GPUs as there are ranks."""
         return build_topology(load_machine(self.machine), min_gpus=self.world.size)
 
-    def run(self, plan: Plan, n_trials: int) -> Sequence[Trial]:
-        """Run a plan; the trials on rank 0, nothing elsewhere."""
+    def run(self, plan: Plan, n_trials: int, pieces: PieceRows | None = None) -> Sequence[Trial]:
+        """Run a plan, with `pieces` followed by checksums; the trials on rank 0, nothing elsewhere."""
         programs, buffers = compile_plan(plan)
         messages = lay_messages(plan, programs, buffers, library_sums=True)
-        return run_launched(self.world, plan, programs, messages, n_trials=n_trials, deadline=self.deadline)
+        return run_launched(
+            self.world, plan, programs, messages, n_trials=n_trials, deadline=self.deadline, pieces=pieces
+        )
 
     def compute(self, plan: Plan, contents: Contents, n_trials: int) -> Sequence[Trial]:
         """Run a plan that computes; the trials on rank 0, nothing elsewhere."""
@@ -216,17 +226,75 @@ def refit(check: Check) -> Iterator[Found]:
     if check.world.size < 2:
         yield {"part": "refit", "skipped": "one GPU has nobody to send to"}
         return
+    problem = _refit_problem(check)
+    for strategy in ("direct", "greedy"):
+        plan = make_plan(problem, check.topology, strategy)
+        yield from _measured(check, "refit", strategy, plan)
+        yield from _graph(check, strategy, plan)
+
+
+def checksums(check: Check) -> Iterator[Found]:
+    """That a GPU's checksum is the host's; then the refit once more, followed by checksums: nobody may be accused. What that
+    takes is the difference to the same refit without.
+    """
+    reason = why_no_sums()
+    if reason is not None:
+        yield {"part": "checksums", "skipped": reason}
+        return
+    alike = [told == b"\1" for told in check.world.exchange(bytes([_sums_as_the_host(check)]), check.deadline)]
+    if check.world.rank == 0:
+        text = f"of {format_bytes(_SUMMED_BYTES)}" if all(alike) else f"rank {alike.index(False)} takes another one"
+        yield {"part": "checksums", "case": "the host's", "ok": all(alike), "text": text}
+    if check.world.size < 2:
+        yield {"part": "checksums", "case": "refit, greedy", "skipped": "one GPU has nobody to send to"}
+        return
+    plan = make_plan(_refit_problem(check), check.topology, "greedy")
+    rows = piece_rows(plan)
+    bare, followed = check.run(plan, REPEATS), check.run(plan, REPEATS, rows)
+    if followed:
+        accused = [describe_wrong(plan, rows, row) for trial in followed for row in trial.wrong_pieces if row != NONE]
+        wrong = sum(f.n_wrong + f.n_stray for trial in followed for f in trial.findings)
+        # The first trial of those makes torch load its kernels.
+        seconds = [statistics.median(_total_s(trial) for trial in trials[1:]) for trials in (bare, followed)]
+        text = f"{format_seconds(seconds[0])} without them"
+        yield {
+            "part": "checksums", "case": "refit, greedy", "ok": not accused and not wrong, "measured_s": seconds[1],
+            "bare_s": seconds[0], "text": accused[0] if accused else f"{wrong} bytes are wrong" if wrong else text,
+        }  # fmt: skip
+
+
+# Of a piece that begins and ends within words, in several chunks.
+_SUMMED_BYTES = 2**26 + 3
+
+
+def _sums_as_the_host(check: Check) -> bool:
+    """Whether this rank's GPU takes the checksum that the host does, of random bytes at an odd address."""
+    device = check.world.device  # type: ignore[attr-defined]  # of every world on GPUs
+    data, nought = np.random.default_rng(check.world.rank).integers(0, 256, _SUMMED_BYTES, dtype=np.uint8), np.zeros(1, np.int64)
+    pointer, stream, done = device.allocate(_SUMMED_BYTES + 1), device.stream(), device.event()
+    device.upload(pointer + 1, data, stream)
+    no_forms = Forms(np.zeros(0, np.int64), *(np.zeros((0, 1), np.int64) for _ in range(3)))
+    linear, size = np.full(1, LINEAR, np.int32), np.full(1, _SUMMED_BYTES)
+    rows = PieceRows(np.array([0, 1]), nought, nought, nought, nought, nought, size, linear, np.ones(1, np.bool_), nought - 1)
+    sums = DeviceSums(rows, no_forms, 0, tensors_of(device))
+    sums.put_sent(0, Memory([0], [pointer + 1]), stream)
+    sums.put_kept(Memory([0], [pointer + 1]), stream)
+    device.record(done, stream)
+    while not device.is_done(done):
+        time.sleep(1e-3)
+    sums.collect()
+    device.free(pointer)
+    return int(sums.sent[0]) == int(sums.kept[0]) == checksum(data)
+
+
+def _refit_problem(check: Check) -> Problem:
     half, shape = check.world.size // 2, check.sizes.refit_shape
     given, taken = Mesh.of({"t": half}, range(half)), Mesh.of({"t": half}, range(half, 2 * half))
     source, target = place(shape, given, [Shard(1)]), place(shape, taken, [Shard(0)])
     tensors = tuple(Tensor(f"w{k}", shape, "f64") for k in range(check.sizes.refit_tensors))
     names = tuple((tensor.name,) for tensor in tensors)
     before, after = (Layout((fragments,) * len(tensors), names) for fragments in (source, target))
-    problem = Problem(tensors, before, after, check.world.size)
-    for strategy in ("direct", "greedy"):
-        plan = make_plan(problem, check.topology, strategy)
-        yield from _measured(check, "refit", strategy, plan)
-        yield from _graph(check, strategy, plan)
+    return Problem(tensors, before, after, check.world.size)
 
 
 def ring(check: Check) -> Iterator[Found]:
@@ -289,6 +357,57 @@ def attention(check: Check) -> Iterator[Found]:
         }  # fmt: skip
 
 
+def changes(check: Check) -> Iterator[Found]:
+    """The last rank goes, and comes back: how long those that are there take to meet and to get a communicator, and that weights
+    arrive by the changed plan. The last part: the world that the others ran in is left.
+    """
+    n, world = check.world.size, check.world
+    reason = "NVSHMEM is started once a process" if check.transport == "nvshmem" else "one GPU can't go from others"
+    if check.transport == "nvshmem" or n < 2:
+        yield {"part": "changes", "skipped": reason}
+        return
+    shape, last = (check.sizes.refit_shape[0], n), n - 1
+    everywhere = place(shape, Mesh.of({"r": n}, range(n)), [Replicate()])
+    plan = make_plan(one_tensor(shape, "f64", row_shards(shape, [0]), everywhere, n_ranks=n), check.topology, "direct")
+    whole = np.arange(shape[0] * shape[1], dtype=np.float64).reshape(shape)
+    rank = world.rank
+    for stage, gone in (("went", [last]), ("came back", [])):
+        at = Place(rank, n - len(gone), f"file://{check.folder}/rendezvous-{len(gone)}-gone")
+        began_s = time.monotonic()
+        if rank in gone:
+            _leave(world)
+            continue
+        world = _met_again(check, world, at, comes=not gone and rank == last)
+        met_s = time.monotonic() - began_s
+        resharder = Resharder.of_change(plan, gone=gone, transport=world, timeout_s=check.deadline.left_s)
+        into = np.zeros(shape)
+        transfer = resharder.run({"tensor": whole} if rank == 0 else {}, {"tensor": into})
+        transfer.wait()
+        right = world.exchange(bytes([bool((into == whole).all())]), check.deadline)
+        made = world.parts_s if isinstance(world, Changing) else {}
+        parts = {"meet": met_s, **made, "plan": resharder.parts_s["plan"], "get ready": resharder.parts_s["get ready"]}
+        text = ", ".join(f"{part} {format_seconds(s)}" for part, s in {**parts, "move": transfer.parts_s["move"]}.items())
+        case, ok = f"1 of {n} ranks {stage}", all(told == b"\1" for told in right)
+        yield {"part": "changes", "case": case, "ok": ok, "measured_s": met_s, "text": text, "parts_s": parts}
+    world.close()
+
+
+def _leave(world: World) -> None:
+    if isinstance(world, Changing):
+        world.leave()
+    else:
+        world.close()
+
+
+def _met_again(check: Check, world: World, at: Place, *, comes: bool) -> World:
+    """The world of those that are there, by what this rank has of its last one."""
+    if isinstance(world, Changing) and not comes:
+        return world.again(at, check.deadline)
+    if not isinstance(world, Changing) and not comes:  # torch.distributed is left before it is initialised again
+        world.close()
+    return load_library(check.transport).connect(at, check.deadline)
+
+
 def _measured(check: Check, part: str, case: str, plan: Plan) -> Iterator[Found]:
     trials = check.run(plan, REPEATS)
     if not trials:
@@ -349,7 +468,9 @@ def _raise_wrong(trials: Sequence[Trial]) -> None:
         raise AssertionError("bytes of a ping-pong are wrong")
 
 
-PARTS: tuple[Callable[[Check], Iterator[Found]], ...] = (ping_pongs, conformance, refit, ring, attention)
+PARTS: tuple[Callable[[Check], Iterator[Found]], ...] = (
+    ping_pongs, conformance, refit, checksums, ring, attention, changes,
+)  # fmt: skip
 
 
 def main() -> int:

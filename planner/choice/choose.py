@@ -3,6 +3,7 @@
 NCCL as it is stays the choice unless another way is faster by more than the model's own error.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,8 @@ from shardroute.topologies.errors import InputError
 class Verdict:
     """What one release of XLA does with an operation when NVSHMEM is enabled: backend, the rule that decided, hazards, flags.
 
-    wanted_flags: XLA_FLAGS with which that release runs what was chosen; None where it can't.
+    wanted_flags: XLA_FLAGS with which that release runs what was chosen, or another way that is predicted to be as fast; None
+    where it can't. wanted_way: which way that is.
     """
 
     rules: RuleSet
@@ -24,6 +26,7 @@ class Verdict:
     reason: str
     hazards: tuple[str, ...]
     wanted_flags: tuple[str, ...] | None
+    wanted_way: Way | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ def choose(operation: Operation, setting: Setting, rule_sets: tuple[RuleSet, ...
             decided = f"margin: NCCL stays, as {best.way} gains {margin:.1%}, within the model's error of {best.error:.0%}"
         else:
             decided = "cost: no other way is predicted to be faster"
-    verdicts = tuple(_verdict(rules, operation, setting, chosen) for rules in rule_sets)
+    as_fast = [chosen, *(o for o in others if o is not chosen and o.seconds == chosen.seconds)]
+    verdicts = tuple(_verdict(rules, operation, setting, as_fast) for rules in rule_sets)
     return Choice(operation, chosen, decided, margin, tuple(found), verdicts)
 
 
@@ -84,16 +88,21 @@ def _margin(nccl: Option, other: Option) -> float:
     return nccl.seconds / other.seconds - 1
 
 
-def _verdict(rules: RuleSet, operation: Operation, setting: Setting, chosen: Option) -> Verdict:
+def _verdict(rules: RuleSet, operation: Operation, setting: Setting, wanted: Sequence[Option]) -> Verdict:
+    """`wanted` are equally fast, the chosen one first."""
     assigned, reason = assign(rules, operation, setting.machine.gpus_per_domain)
-    wanted = _WANTED[chosen.way]
-    # The flag enables NVSHMEM, but the release's own rule decides where it is used.
-    refused = wanted is Wanted.NVSHMEM and assigned is not Assigned.NVSHMEM
-    found = None if refused else flags(rules, operation, wanted)
+    found, way = None, None
+    for option in wanted:
+        # The flag enables NVSHMEM, but the release's own rule decides where it is used.
+        refused = _WANTED[option.way] is Wanted.NVSHMEM and assigned is not Assigned.NVSHMEM
+        if not refused and (found := flags(rules, operation, _WANTED[option.way])) is not None:
+            way = option.way
+            break
     return Verdict(
         rules=rules,
         assigned=assigned,
         reason=reason,
         hazards=tuple(hazards(operation, setting.machine.gpus_per_domain)) if assigned is Assigned.NVSHMEM else (),
         wanted_flags=None if found is None else tuple(found),
+        wanted_way=way,
     )

@@ -11,7 +11,7 @@ from shardroute.planner.timelines import load_timeline
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure
 from shardroute.topologies.machines import MachineKind, parse_machine
-from shardroute.topologies.units import format_bandwidth, format_bytes, format_seconds
+from shardroute.topologies.units import format_bandwidth, format_bytes, format_count, format_seconds
 
 
 def calibrate_from_files(files: list[str], machine: str | None, base: str | None, plan: str | None) -> Fitted:
@@ -61,7 +61,7 @@ def print_fitted(fitted: Fitted) -> None:
         "",
         [
             ("curves", ", ".join(name for name in fitted.fitted if name not in {f.key for f in figures}) or "none"),
-            ("kept", f"{len(fitted.calibration.figures) - len(figures)} figures of the base calibration, "
+            ("kept", f"{format_count(len(fitted.calibration.figures) - len(figures), 'figure')} of the base calibration, "
              f"{len(fitted.calibration.curves) - n_curves} of its curves"),
         ],
     )  # fmt: skip

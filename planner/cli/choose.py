@@ -51,13 +51,16 @@ class OptionRow(msgspec.Struct, frozen=True):
 
 
 class RuleRow(msgspec.Struct, frozen=True):
-    """What one release of XLA takes. flags: XLA_FLAGS that make it run what was chosen, null where none do."""
+    """What one release of XLA takes. flags: XLA_FLAGS that make it run `flags_for`, null where none do: what was chosen, or a way
+    that is predicted to be as fast.
+    """
 
     rules: str
     backend: str
     reason: str
     hazards: list[str]
     flags: list[str] | None
+    flags_for: str | None
 
 
 class ChoiceRow(msgspec.Struct, frozen=True):
@@ -237,7 +240,7 @@ def _libraries(given: list[str]) -> Libraries:
 
 def _rule_row(verdict: Verdict) -> RuleRow:
     flags = None if verdict.wanted_flags is None else list(verdict.wanted_flags)
-    return RuleRow(verdict.rules.name, verdict.assigned, verdict.reason, list(verdict.hazards), flags)
+    return RuleRow(verdict.rules.name, verdict.assigned, verdict.reason, list(verdict.hazards), flags, verdict.wanted_way)
 
 
 def _print_choice(choice: Choice, setting: Setting) -> None:
@@ -260,7 +263,7 @@ def _print_choice(choice: Choice, setting: Setting) -> None:
     )
     print_table(
         ["XLA's rules", "take", "because", "flags for the choice"],
-        [[r.rules, r.backend, _rule_text(r), _flags_text(r)] for r in row.rules],
+        [[r.rules, r.backend, _rule_text(r), _flags_text(r, row.backend)] for r in row.rules],
         title="\nWhat XLA takes with NVSHMEM enabled",
     )
     _print_hazards([choice])
@@ -274,10 +277,12 @@ def _rule_text(row: RuleRow) -> str:
     return row.reason.removeprefix(f"{row.rules}: ")
 
 
-def _flags_text(row: RuleRow) -> str:
+def _flags_text(row: RuleRow, chosen: str) -> str:
+    """The flags; for a way that is only as fast as the chosen one, with its name."""
     if row.flags is None:
         return "none known"
-    return " ".join(row.flags) or "none needed"
+    text = " ".join(row.flags) or "none needed"
+    return text if row.flags_for == chosen else f"{text} (for {row.flags_for}, as fast)"
 
 
 def _print_module(module: HloModule, choices: list[Choice], setting: Setting, json: bool) -> None:
@@ -296,20 +301,20 @@ def _print_module(module: HloModule, choices: list[Choice], setting: Setting, js
     if not rows:
         return
     print_table(
-        ["op", "bytes", "groups", "choice", "predicted", "XLA takes NVSHMEM"],
+        ["collective", "bytes", "groups", "choice", "predicted", "XLA takes NVSHMEM"],
         [
             [
-                row.op, format_bytes(row.n_bytes), f"{row.n_groups} x {row.group_size}", row.backend,
+                row.name or row.op, format_bytes(row.n_bytes), f"{row.n_groups} x {row.group_size}", row.backend,
                 format_seconds(row.predicted_s), _releases(row.rules),
             ]
             for row in rows
         ],
-        right=["op", "bytes", "groups", "choice", "predicted"],
+        right=["bytes", "groups", "choice", "predicted"],
         title="\nCollectives in order; last, the releases of JAX whose rules take NVSHMEM when it is enabled",
     )  # fmt: skip
     print_table(
-        ["collective", "decided by"],
-        sorted({(_named(choice.operation), choice.decided_by) for choice in choices}),
+        ["collective", "op", "decided by"],
+        sorted({(_named(choice.operation), str(choice.operation.op), choice.decided_by) for choice in choices}),
         title="\nWhy",
     )
     _print_hazards(choices)

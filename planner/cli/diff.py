@@ -26,7 +26,7 @@ from shardroute.planner.simulator.refit import predict
 from shardroute.planner.timelines import load_timeline
 from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 _MOST_TENSORS = 20  # a screenful; --json lists them all
 _SHOWN_DIGEST = 16
@@ -90,9 +90,9 @@ def _print_plans(found: PlanDifference, first: str, second: str) -> None:
     for what, names in (("only in A", found.only_first), ("only in B", found.only_second), ("laid out otherwise", found.relaid)):
         if names:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-            facts.append((what, f"{len(names):,} tensors: {', '.join(names[:3])}{more}"))
+            facts.append((what, f"{format_count(len(names), 'tensor')}: {', '.join(names[:3])}{more}"))
     facts.append(("problem", "the same tensors and layouts" if found.same_problem else "not the same"))
-    facts.append(("go another way", f"{len(found.other_way):,} of {found.n_tensors:,} tensors of both"))
+    facts.append(("go another way", f"{len(found.other_way):,} of {format_count(found.n_tensors, 'tensor')} of both"))
     print_facts("", facts)
     if found.other_way:
         shown = found.other_way[:_MOST_TENSORS]
@@ -107,11 +107,11 @@ def _print_plans(found: PlanDifference, first: str, second: str) -> None:
 def _print_timelines(found: TimelineDifference, first: str, second: str) -> None:
     print_facts(f"{first} and {second}" + ("" if found.same_plan else " are of different plans"), [])
     _print_rows(found.texts, found.numbers)
-    if found.n_longer is None:
+    if found.n_longer is None or found.n_shorter is None:
         return
     facts = [
-        ("over a tenth longer in B", f"{found.n_longer:,} steps"),
-        ("over a tenth shorter in B", f"{found.n_shorter:,} steps"),
+        ("over a tenth longer in B", format_count(found.n_longer, "step")),
+        ("over a tenth shorter in B", format_count(found.n_shorter, "step")),
     ]
     print_facts("", facts)
     if found.shifts:

@@ -26,9 +26,10 @@ from shardroute.planner.plans import Lane, Op, Plan, lane_of
 from shardroute.planner.reports import bounds_of, report
 from shardroute.planner.ring.reports import ring_facts, ring_report
 from shardroute.planner.simulator.refit import predict
+from shardroute.planner.stagings import check_staging, staging_facts, staging_of
 from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.errors import InfeasibleError, InputError
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds, parse_bytes
 
 _MOST_LACKS = 20  # a screenful; --json lists them all
 
@@ -58,6 +59,7 @@ class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
     n_bytes_got: int
     gets_from: list[int]
     staging_bytes: int
+    packing_bytes: int
     lanes: list[LaneTotal]
 
 
@@ -69,6 +71,8 @@ class CheckedPlan(msgspec.Struct, frozen=True):
     n_steps: int
     n_deliveries: int
     n_bytes: int
+    peak_staging_bytes: int
+    peak_packing_bytes: int
 
 
 class CheckedLayouts(msgspec.Struct, frozen=True):
@@ -119,14 +123,14 @@ def show_command(
         ["tensor", "shape", "dtype", "bytes"],
         [[t.name, " x ".join(map(str, t.shape)), t.dtype, format_bytes(t.n_bytes)] for t in largest],
         right=["bytes"],
-        title=f"\nLargest of {len(loaded.problem.tensors):,} tensors",
+        title=f"\nLargest of {format_count(len(loaded.problem.tensors), 'tensor')}",
     )
 
 
 def _show_ring(loaded: Plan, path: str, calibration: str | None, json: bool) -> None:
     """A plan of an attention call: its numbers and its steps by kind."""
-    with progress("predicting"):
-        found = ring_report(loaded, *costs_of(loaded.topology.machine, calibration))
+    with progress("predicting") as done:
+        found = ring_report(loaded, *costs_of(loaded.topology.machine, calibration), progress=done)
     lanes = _by_lane(loaded, np.ones(len(loaded.steps), dtype=bool))
     if json:
         print_json(to_builtins(found) | {"lanes": lanes})
@@ -141,14 +145,14 @@ def _show_part(path: str, rank: int, json: bool) -> None:
     driven = (steps.src == rank) | (steps.op != Op.COPY)
     away = steps.src != steps.dst
     sent, got = driven & away, (steps.dst == rank) & away
-    users = part.plan.slot_users
-    staging = int(part.plan.slot_bytes[users[users[:, 0] == rank, 1]].sum())
+    declared = staging_of(part.plan)
+    staging, packing = int(declared.slots[rank]), int(declared.packing[rank])
     lanes = _by_lane(part.plan, driven)
     shown = ShownPart(
         rank=rank, digest=part.digest, n_steps=part.n_steps, n_steps_driven=int(driven.sum()),
         n_bytes_sent=int(n_bytes[sent & (steps.op == Op.COPY)].sum()), sends_to=np.unique(steps.dst[sent]).tolist(),
         n_steps_got=int(got.sum()), n_bytes_got=int(n_bytes[got].sum()), gets_from=np.unique(steps.src[got]).tolist(),
-        staging_bytes=staging, lanes=lanes,
+        staging_bytes=staging, packing_bytes=packing, lanes=lanes,
     )  # fmt: skip
     if json:
         print_json(shown)
@@ -162,6 +166,7 @@ def _show_part(path: str, rank: int, json: bool) -> None:
             ("gets", f"{shown.n_steps_got:,}, {format_bytes(shown.n_bytes_got)} from other ranks"),
             ("from ranks", ranges_text(shown.gets_from) or "-"),
             ("staging", format_bytes(staging)),
+            ("packing", f"{format_bytes(packing)}, where ranks send and receive"),
             ("digest", f"{part.digest[:16]}, of the whole plan"),
         ],
     )
@@ -197,6 +202,9 @@ def check_command(
     to_json: Annotated[
         str | None, typer.Option("--to-json", help="What the destination ranks must hold.", rich_help_panel="Your own layouts")
     ] = None,
+    max_staging: Annotated[
+        str | None, typer.Option("--max-staging", help="Prove, too, that no rank takes more memory beside its weights, 512MiB.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Prove that a plan delivers: every needed element once, from a GPU that holds it, nothing else, and no staging overwritten.
@@ -204,7 +212,7 @@ def check_command(
     Or, with --from-json and --to-json, prove that two layouts fit: all that is needed is held, and no two elements are to be
     written to one place.
     """
-    if from_json is not None and to_json is not None and plan is None:
+    if from_json is not None and to_json is not None and plan is None and max_staging is None:
         _check_layouts(from_json, to_json, json)
         return
     if plan is None or from_json is not None or to_json is not None:
@@ -212,14 +220,19 @@ def check_command(
     loaded = load_plan(plan)
     with progress("checking") as done:
         proof = check(loaded, progress=done)
+    declared = staging_of(loaded)
+    if max_staging is not None:
+        check_staging(declared, parse_bytes(max_staging))
+    peaks = [int(n_bytes.max(initial=0)) for n_bytes in (declared.slots, declared.packing)]
     if json:
-        print_json(CheckedPlan(True, loaded.digest, len(loaded.steps), proof.n_deliveries, proof.n_bytes))
+        print_json(CheckedPlan(True, loaded.digest, len(loaded.steps), proof.n_deliveries, proof.n_bytes, *peaks))
         return
     print_facts(
         f"{plan} delivers",
         [
-            ("deliveries", f"{proof.n_deliveries:,} pieces, {format_bytes(proof.n_bytes)}"),
+            ("deliveries", f"{format_count(proof.n_deliveries, 'piece')}, {format_bytes(proof.n_bytes)}"),
             ("steps", f"{len(loaded.steps):,}"),
+            *staging_facts(*peaks),
             ("digest", loaded.digest[:16]),
         ],
     )
@@ -239,7 +252,7 @@ def _check_layouts(from_json: str, to_json: str, json: bool) -> None:
         facts = [
             ("tensors", f"{found.n_tensors:,} of {format_bytes(problem.n_bytes)}"),
             ("pieces", f"{found.n_pieces:,}"),
-            ("needed", f"{format_bytes(found.n_bytes_needed)}, over {len(target.layout.ranks):,} ranks"),
+            ("needed", f"{format_bytes(found.n_bytes_needed)}, over {format_count(len(target.layout.ranks), 'rank')}"),
             ("held there already", f"{format_bytes(found.n_bytes_held)}, {format_bytes(in_place)} of it in the same memory"),
             ("needed by no rank", format_bytes(found.n_bytes_unneeded)),
         ]

@@ -35,6 +35,8 @@ _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 # Values in quotes; an apostrophe within a word opens none.
 _QUOTED = re.compile(r"(?<!\w)'[^'\n]{200,}'|\"[^\"\n]{200,}\"")
 _MOST_QUOTED, _MOST_MESSAGE = 200, 2000
+# Seconds between lines of progress where standard error is no terminal: a log of minutes stays a page.
+_LINE_S = 10.0
 
 
 def printable(text: str) -> str:
@@ -134,21 +136,43 @@ def bar_text(share: float) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Show `what` on standard error while the block runs, if that is a terminal: a bar, the time so far and, once the share that
-    is done (0 to 1) is told to what this yields, the time left. With --quiet show nothing; with --verbose say how long it took.
+    """Show `what` on standard error while the block runs. On a terminal: a bar, the time so far and, once the share that is done
+    (0 to 1) is told to what this yields, the time left. Else the same as a line every 10 s, when a share is told. With --quiet
+    show nothing; with --verbose say how long it took.
     """
     console = stderr()
-    speech = _SPEECH.get()
     began = time.perf_counter()
-    if speech is Speech.QUIET or not sys.stderr.isatty() or console.is_dumb_terminal:
+    if _SPEECH.get() is Speech.QUIET:
         yield lambda _share: None
-    else:
-        described = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(printable(what), total=None)
-            yield lambda share: bar.update(task, completed=share, total=1.0)
+        return
+    on_terminal = sys.stderr.isatty() and not console.is_dumb_terminal
+    described = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # Disabled it draws nothing and starts no thread, but still knows the time left.
+    with Progress(*columns, console=console, transient=True, disable=not on_terminal) as bar:
+        task = bar.add_task(printable(what), total=None)
+        last_s = began
+
+        def done(share: float) -> None:
+            nonlocal last_s
+            bar.update(task, completed=share, total=1.0)
+            if not on_terminal and share < 1.0 and time.perf_counter() - last_s >= _LINE_S:
+                last_s = time.perf_counter()
+                say(_progress_line(what, share, last_s - began, bar.tasks[0].time_remaining))
+
+        yield done
     tell(f"{what}: {format_seconds(time.perf_counter() - began)}")
+
+
+def _progress_line(what: str, share: float, so_far_s: float, left_s: float | None) -> str:
+    left = "" if left_s is None else f", some {_clock_text(left_s)} left"
+    return f"{what}: {share:.0%} after {_clock_text(so_far_s)}{left}"
+
+
+def _clock_text(seconds: float) -> str:
+    """Whole seconds, from a minute on with minutes."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def part(done: Callable[[float], None], first: float, last: float) -> Callable[[float], None]:

@@ -20,7 +20,7 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport, report
 from shardroute.planner.routing.auto import PLANNING_SHARE, choose
 from shardroute.planner.routing.caches import cached_plan
-from shardroute.planner.routing.options import DEFAULT_BACKENDS, STAGING_BYTES, TIME_LIMIT_S, Options
+from shardroute.planner.routing.options import DEFAULT_BACKENDS, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.routing.sums import SUMMING
 from shardroute.planner.simulator.refit import Prediction, predict
@@ -29,7 +29,7 @@ from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine, machine_names, parse_machine
 from shardroute.topologies.topologies import Topology, build_topology, join_topologies
-from shardroute.topologies.units import format_seconds, parse_bytes
+from shardroute.topologies.units import format_count, format_seconds, parse_bytes
 
 AUTO = "auto"
 
@@ -74,13 +74,17 @@ StrategyOption = Annotated[
 
 MaxStagingOption = Annotated[
     str | None,
-    typer.Option("--max-staging", help="Most memory a GPU for pieces that it passes on, 512MiB; 0B: none. Default: 1GiB."),
+    typer.Option(
+        "--max-staging",
+        help="Most memory a GPU beside its weights, 512MiB: for pieces that it passes on, and to pack in; 0B: none. "
+        "Default: 1GiB and 32MiB.",
+    ),
 ]
 
 
-def staging_bytes(max_staging: str | None) -> int:
-    """What `--max-staging` allows."""
-    return STAGING_BYTES if max_staging is None else parse_bytes(max_staging)
+def within(options: Options, max_staging: str | None) -> Options:
+    """The options with the memory that `--max-staging` allows."""
+    return options if max_staging is None else options.within(parse_bytes(max_staging))
 
 
 def calibration_for(machine: Machine, name: str | None) -> Calibration:
@@ -116,7 +120,7 @@ def topology_for(machine: str, n_ranks: int, nics: Sequence[str] | None = None) 
     found, count = parse_machine(last)
     parts.append(build_topology(found, count, max(1, n_ranks - sum(part.n_gpus for part in parts))))
     topology = join_topologies(parts)
-    tell(f"machine: {topology.title}, for {n_ranks:,} ranks")
+    tell(f"machine: {topology.title}, for {format_count(n_ranks, 'rank')}")
     return topology if not nics else replace(topology, own_nic_Bps=tuple(parse_nics("--nic", nics).items()))
 
 
@@ -161,7 +165,7 @@ def plan_and_predict(
             notes.append(("from cache" if was_there else "kept in", cache))
         plan_s = time.perf_counter() - began
         if prediction is None:
-            tell(f"planned by {strategy}: {len(plan.steps):,} steps in {format_seconds(plan_s)}")
+            tell(f"planned by {strategy}: {format_count(len(plan.steps), 'step')} in {format_seconds(plan_s)}")
             done(PLANNING_SHARE)
             prediction = predict(plan, calibration, progress=part(done, PLANNING_SHARE, 1.0))
         return Planned(plan, report(plan, prediction, calibration, plan_s), tuple(notes))
@@ -230,12 +234,12 @@ def plan_command(
     costs = calibration_for(topology.machine, calibration)
     options = Options(
         message_bytes=None if message_size is None else parse_bytes(message_size),
-        staging_bytes=staging_bytes(max_staging),
         max_ops_in_flight=max_ops_in_flight,
         time_limit_s=time_limit,
         backends=DEFAULT_BACKENDS if backends is None else parse_backends(backends, strategy, topology),
         calibration=None if calibration is None else costs,
     )
+    options = within(options, max_staging)
     if output is not None:
         check_writable(output, "the plan")
     planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache)

@@ -8,7 +8,7 @@ from msgspec import to_builtins
 
 from shardroute.planner.cli.backends import BACKENDS, parse_backend
 from shardroute.planner.cli.cautions import say_costs
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress, say
+from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, progress, say
 from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
@@ -18,10 +18,12 @@ from shardroute.planner.ring.reports import ring_facts, ring_report
 from shardroute.planner.ring.strategies import RING_STRATEGIES, Options, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import Attention, SequenceLayout
+from shardroute.planner.routing.auto import PLANNING_SHARE
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine
+from shardroute.topologies.units import format_count
 
 _CALL, _SPLIT = "The attention call", "How it is split"
 
@@ -108,13 +110,14 @@ def plan_ring_command(
     topology = topology_for(machine, cp)
     if output is not None:
         check_writable(output, "the plan")
-    with progress(f"planning ({strategy})"):
+    with progress(f"planning ({strategy})") as done:
         began = time.perf_counter()
         carrier = None if backend is None else parse_backend(backend)
         plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, carrier))
         plan_s = time.perf_counter() - began
         costs, why = costs_of(topology.machine, calibration)
-        found = ring_report(plan, costs, why, plan_s)
+        done(PLANNING_SHARE)
+        found = ring_report(plan, costs, why, plan_s, part(done, PLANNING_SHARE, 1.0))
     rests_on = ""
     if costs is not None and found.predicted_s is not None:
         say_costs(topology.machine, costs)
@@ -124,7 +127,8 @@ def plan_ring_command(
     if json:
         print_json({**to_builtins(found), "calibration": rests_on})
         return
-    print_facts(f"attention over {cp} ranks", [*ring_facts(found), *([("costs from", rests_on)] if rests_on else [])])
+    title = f"attention over {format_count(cp, 'rank')}"
+    print_facts(title, [*ring_facts(found), *([("costs from", rests_on)] if rests_on else [])])
     if output is not None:
         say(f"plan written to {output}")
 

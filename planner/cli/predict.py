@@ -21,7 +21,7 @@ from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
 from shardroute.planner.traces import trace
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 SHOWN_RESOURCES = 8
 # Of a critical path, `--json` lists so many steps, the last ones; its parts are of all.
@@ -126,7 +126,7 @@ def simulate_command(
             for part in parts[:SHOWN_RESOURCES]
         ],
         right=["seconds", "of the time", "steps"],
-        title=f"\nCritical path: {len(chain):,} steps, one after the other",
+        title=f"\nCritical path: {format_count(len(chain), 'step')}, one after the other",
     )  # fmt: skip
     if chain:
         waits = ", ".join(f"{part.n_steps:,} by {part.what}" for part in reasons(chain))
@@ -138,7 +138,7 @@ def simulate_command(
             for r in prediction.resources[:SHOWN_RESOURCES]
         ],
         right=["bytes", "busy", "of the time"],
-        title=f"\nBusiest of {len(prediction.resources)} resources",
+        title=f"\nBusiest of {format_count(len(prediction.resources), 'resource')}",
     )
 
 
@@ -175,7 +175,12 @@ def compare_command(
     """Compare two timelines of one plan, predicted beside measured: the total, and how the steps' ends spread over time."""
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"--tolerance {tolerance}: expected a share from 0, such as 0.2")
-    found = compare(load_timeline(predicted), load_timeline(measured))
+    first, second = load_timeline(predicted), load_timeline(measured)
+    if (first.kind, second.kind) == ("measured", "predicted"):
+        raise InputError(
+            f"{predicted} is measured and {measured} is predicted; the prediction comes first: compare {measured} {predicted}"
+        )
+    found = compare(first, second)
     if json:
         print_json(found)
     else:

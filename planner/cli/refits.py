@@ -13,8 +13,8 @@ from shardroute.planner.cli.plan import (
     MaxStagingOption,
     calibration_for,
     plan_and_predict,
-    staging_bytes,
     topology_for,
+    within,
 )
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import Asked, with_request_options
@@ -96,7 +96,7 @@ def strategies_command(
     request = asked.request()
     if strategy is None and request.problem.summed:
         names = [*SUMMING]
-    options = Options(staging_bytes=staging_bytes(max_staging))
+    options = within(Options(), max_staging)
     machines = []
     for text in machine:  # all of them before the first is planned for, which takes a while
         topology = topology_for(text, request.problem.n_ranks)

@@ -12,7 +12,7 @@ from shardroute.planner.arguments import parse_nics, parse_ranks, ranges_text
 from shardroute.planner.changes import carried_over, changed_topology, silent_nics, with_new_ranks, without_ranks
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress, say
-from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, staging_bytes
+from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, within
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.plan_files import load_plan, save_plan
@@ -89,7 +89,8 @@ def replan_command(
     changed = changed_topology(topology, nics, problem.n_ranks)
     with progress("planning again") as done:
         began = time.perf_counter()
-        found = replan(start, problem, changed, Options(staging_bytes=staging_bytes(max_staging)))
+        asked = within(Options(told=part(done, 0.0, PLANNING_SHARE)), max_staging)
+        found = replan(start, problem, changed, asked)
         plan_s = time.perf_counter() - began
         done(PLANNING_SHARE)
         figures = report(found.plan, predict(found.plan, costs, progress=part(done, PLANNING_SHARE, 1.0)), costs, plan_s)

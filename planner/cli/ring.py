@@ -18,6 +18,7 @@ from shardroute.planner.steps import (
     StepLayout,
     StepPrediction,
     Wanted,
+    batch_that_fits,
     dense_model,
     load_rates,
     network,
@@ -27,7 +28,7 @@ from shardroute.planner.steps import (
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind, parse_machine
 from shardroute.topologies.topologies import build_topology
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 _SHOWN = 12
 
@@ -135,6 +136,7 @@ def ring_command(
     step_rates = load_rates(rates or found.name)
     with progress("predicting training steps") as done:
         best, *others = search(dense, asked, wanted, step_rates, net, progress=done)
+    fits = best.memory.fits
     reason = why(best, others)
     say_costs(found, costs)
     if json:
@@ -146,11 +148,17 @@ def ring_command(
         })  # fmt: skip
         return
     print_facts(
-        f"{dense.name}, {seq:,} tokens, {n_gpus} GPUs of {found.name}",
+        f"{dense.name}, {seq:,} tokens, {format_count(n_gpus, 'GPU')} of {found.name}",
         [
-            ("batch", f"{batch:g} sequences a GPU, {batch * n_gpus:g} in all"),
-            ("best", _best_text(best)),
-            ("why", reason or ("it is the only layout asked for" if best.memory.fits else "none leaves a tenth of memory free")),
+            ("batch", f"{batch:g} {'sequence' if batch == 1 else 'sequences'} a GPU, {batch * n_gpus:g} in all"),
+            *(
+                [("best", _best_text(best)), ("why", reason or "it is the only layout asked for")]
+                if fits
+                else [
+                    ("best", f"none fits: a tenth of a GPU's {format_bytes(found.memory_bytes)} must stay free"),
+                    ("of these", _unfit_text(best, batch_that_fits(dense, asked, wanted, net))),
+                ]
+            ),
             ("hops", "beside attention" if overlap else "not hidden by attention, as measured under XLA"),
             ("rates from", step_rates.source),
             ("costs from", f"{costs.library} on {costs.machine}"),
@@ -174,9 +182,18 @@ def _best_text(best: StepPrediction) -> str:
         name += f" (ulysses {row.ulysses})"
     if row.head_stride is not None:
         name += f" (head stride {row.head_stride})"
-    if not row.fits:
-        return f"none fits; nearest in time is {name}, which needs {format_bytes(int(row.memory_bytes))} a GPU: lower --batch"
     return f"{name}, {row.backend}: {format_seconds(row.step_s)} a step, {row.tflops_per_gpu:.1f} TFLOP/s a GPU"
+
+
+def _unfit_text(best: StepPrediction, batch: float | None) -> str:
+    """What the fastest layout that doesn't fit would need, and what to ask for instead."""
+    row = step_row(best)
+    fewer = "fewer sequences don't help: take more GPUs, or shorter sequences"
+    instead = fewer if batch is None else f"with --batch {batch:g} one fits"
+    return (
+        f"the fastest, cp {row.cp} x tp {row.tp} x fsdp {row.fsdp}, needs {format_bytes(int(row.memory_bytes))} a GPU, "
+        f"{format_bytes(int(row.activation_bytes))} of it for activations; {instead}"
+    )
 
 
 def _told_apart(rows: list[StepRow]) -> list[StepRow]:

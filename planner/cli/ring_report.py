@@ -10,7 +10,7 @@ from shardroute.planner.cli.summaries import print_summaries, share_text, unpadd
 from shardroute.planner.validation.ring import RingReport, own_report, ring_report
 from shardroute.planner.validation.rows import Summary, ValidationRow
 from shardroute.planner.validation.step_rows import Gain
-from shardroute.topologies.units import format_seconds
+from shardroute.topologies.units import format_count, format_seconds
 
 # Rows of calls are many: those that miss most are shown, all go into --json.
 _SHOWN = 12
@@ -57,7 +57,7 @@ def print_ring_report(json: bool, rows: str | None = None) -> None:
         return
     print_facts(
         "Ring attention: published against predicted",
-        [("not predicted", f"{n} rows: {reason}") for n, reason in report.skipped],
+        [("not predicted", f"{format_count(n, 'row')}: {reason}") for n, reason in report.skipped],
     )
     print_summaries("Errors of step and call times", report.summaries)
     if steps := [row for row in report.rows if row.kind == "step"]:

@@ -13,6 +13,7 @@ from shardroute.planner.step_tables import write_steps
 from shardroute.planner.timelines import load_timeline
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import written_whole
+from shardroute.topologies.units import format_count
 
 
 @app.command("steps", rich_help_panel="Plan and predict")
@@ -37,4 +38,4 @@ def steps_command(
     times = None if timeline is None else load_timeline(timeline)
     with progress("writing the steps") as done, written_whole(output, "the steps") as file:
         write(loaded, times, file, done)
-    say(f"{len(loaded.steps):,} steps written to {output}")
+    say(f"{format_count(len(loaded.steps), 'step')} written to {output}")

@@ -17,6 +17,7 @@ from shardroute.planner.steps import Carrier, Recompute, StepLayout, dense_model
 from shardroute.planner.studies import Case, RingStudy, SplitStudy, ring_rows, split_row, splits_of, widened
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
+from shardroute.topologies.units import format_count
 
 _SEQS: Final = "32768,65536,131072,262144,524288"
 _RING_SHOWN: Final = ("carrier", "step", "gain", "TFLOP/s", "exposed", "hop", "SMs", "fits")
@@ -141,7 +142,7 @@ def split(
     at = [i // len(found.strategies) for i in range(len(refits))]
     rows = [split_row(splits[i], layouts[i], row, train_gpu_s, rollout_gpu_s) for i, row in zip(at, refits, strict=True)]
     n_possible = (gpus - n_infer) // n_train
-    some = "" if n_possible == len(splits) else f" Of {n_possible} splits, {len(splits)} are shown."
+    some = "" if n_possible == len(splits) else f" Shown are {len(splits)} of {n_possible} possible splits."
     timed = (
         "Which split is best depends on what training and rollouts take: give --train-gpu-s and --rollout-gpu-s."
         if train_gpu_s is None
@@ -150,8 +151,8 @@ def split(
         "weights before, then refit."
     )
     notes = [
-        f"The smallest training side is of {n_train} GPUs, others are widened by data parallelism; an inference replica is of "
-        f"{n_infer}.{some}",
+        f"The smallest training side is of {format_count(n_train, 'GPU')}, others are widened by data parallelism; an inference "
+        f"replica is of {n_infer}.{some}",
         timed,
         *found.assumed,
     ]

@@ -2,6 +2,7 @@
 
 from shardroute.planner.plans import Plan
 from shardroute.planner.reports import PlanReport
+from shardroute.planner.stagings import staging_facts
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.units import format_bytes, format_seconds
 
@@ -30,7 +31,7 @@ def report_facts(report: PlanReport, devices: str) -> list[tuple[str, str]]:
         (f"moved between {devices}", format_bytes(report.n_bytes_moved)),
         ("into other domains", across),
         *([("copied within its rank", format_bytes(report.n_bytes_local))] if report.n_bytes_local else []),
-        ("staging, peak a rank", format_bytes(report.peak_staging_bytes)),
+        *staging_facts(report.peak_staging_bytes, report.peak_packing_bytes),
         ("lower bound", f"{format_seconds(report.lower_bound_s)} ({report.bound})"),
     ]
     if report.predicted_s is None:

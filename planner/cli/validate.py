@@ -26,7 +26,7 @@ def validate_command(
     collectives: Annotated[bool, typer.Option("--collectives", help="Only collectives and permutes.")] = False,
     refits: Annotated[bool, typer.Option("--refits", help="Only refits.")] = False,
     ring: Annotated[bool, typer.Option("--ring", help="Instead, training steps and attention over several GPUs.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Every collective, not only series and the worst.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Every collective, and all that misses a goal.")] = False,
     ring_rows: Annotated[
         str | None, typer.Option("--ring-rows", help="With --ring: calls of your own, in the columns of docs/ring-steps.md.")
     ] = None,
@@ -39,7 +39,8 @@ def validate_command(
     repeats: Annotated[int, typer.Option("--repeats", help="With --emulated: how often each plan is run.")] = 3,
     json: JsonFlag = False,
 ) -> None:
-    """Predict what was published, row by row, and say how far off each prediction is and which rows were fitted.
+    """Predict what was published, row by row, and say how far off each prediction is and which rows were fitted; then which goals
+    are met, and what misses them.
 
     With --emulated, what is measured here and now: exit code 1 where predictions miss their goals.
     """

@@ -8,10 +8,9 @@ from shardroute.planner.compare import compare
 from shardroute.planner.machine_changes import with_domains, with_nics
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.charts import Value, bars
-from shardroute.planner.reporting.rivals import Rival, plan_anew
+from shardroute.planner.reporting.rivals import Rival, predict_anew
 from shardroute.planner.reporting.sections import Cell, Section, count, ratio, seconds, size, table
 from shardroute.planner.reports import PlanReport, bounds_of
-from shardroute.planner.simulator.refit import predict
 from shardroute.planner.timelines import Timeline
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InfeasibleError, InputError
@@ -120,9 +119,14 @@ def what_ifs(plan: Plan, calibration: Calibration, progress: Callable[[float], N
     found: list[WhatIf] = []
 
     def add(change: str, other: Topology) -> None:
-        found.append(_what_if(plan, calibration, change, other))
-        if progress is not None:
-            progress(len(found) / (len(_NIC_FACTORS) + len(_DOMAIN_SIZES)))
+        n_done = len(found)
+
+        def done(share: float) -> None:
+            if progress is not None:
+                progress((n_done + share) / (len(_NIC_FACTORS) + len(_DOMAIN_SIZES)))
+
+        found.append(_what_if(plan, calibration, change, other, done))
+        done(1.0)
 
     for factor in _NIC_FACTORS:
         other = with_nics(machine, machine.gpu_nic_Bps * factor)
@@ -159,11 +163,12 @@ def _bar(name: str, s: float, what: str = "") -> dict[str, Value]:
     return {"name": name, "s": s, "text": format_seconds(s), "what": what}
 
 
-def _what_if(plan: Plan, calibration: Calibration, change: str, topology: Topology) -> WhatIf:
+def _what_if(
+    plan: Plan, calibration: Calibration, change: str, topology: Topology, progress: Callable[[float], None]
+) -> WhatIf:
     try:
-        other = plan_anew(plan, plan.strategy, topology)
+        other, prediction = predict_anew(plan, plan.strategy, calibration, topology, progress)
         bounds = bounds_of(other, calibration)
-        predicted_s = predict(other, calibration).predicted_s
     except (InputError, InfeasibleError) as error:
         return WhatIf(change, topology.title, None, None, str(error))
-    return WhatIf(change, topology.title, predicted_s, bounds[0].seconds if bounds else None)
+    return WhatIf(change, topology.title, prediction.predicted_s, bounds[0].seconds if bounds else None)

@@ -17,7 +17,7 @@ from shardroute.planner.simulator.refit import Prediction
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import Machine, MachineKind
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 # Parts of a critical path, and cuts, that sentences tell of; the fields hold them all.
 _TOLD_PARTS, _TOLD_CUTS = 4, 2
@@ -145,11 +145,12 @@ def _path_sentences(found: Explanation) -> list[str]:
     parts = found.parts[:_TOLD_PARTS]
     spent = "; ".join(f"{part.seconds / found.predicted_s:.0%} is {part.what}" for part in parts)
     rest = sum(part.seconds for part in found.parts[_TOLD_PARTS:]) / found.predicted_s
-    more = f"; {rest:.0%} is {len(found.parts) - len(parts)} lesser parts" if len(found.parts) > len(parts) else ""
+    n_lesser = len(found.parts) - len(parts)
+    more = f"; {rest:.0%} is {format_count(n_lesser, 'lesser part')}" if n_lesser > 0 else ""
     held = ", ".join(f"{part.n_steps:,} by {part.what}" for part in found.waited_for if part.what != Reason.START)
-    n = found.n_path_steps
+    chain = format_count(found.n_path_steps, "step")
     return [
-        f"The end waits for a chain of {n:,} {'step' if n == 1 else 'steps'}, one after the other. Of its time {spent}{more}.",
+        f"The end waits for a chain of {chain}, one after the other. Of its time {spent}{more}.",
         *([f"Steps of the chain were held up: {held}."] if held else []),
     ]
 
@@ -160,7 +161,7 @@ def _rival_sentences(found: Explanation) -> list[str]:
     if tried:
         faster = [r for r in tried if r.ratio is not None and r.ratio < 1 - _AS_FAST]
         told.append(
-            f"Of {len(tried)} other {'strategy' if len(tried) == 1 else 'strategies'} tried "
+            f"Of {format_count(len(tried), 'other strategy', 'other strategies')} tried "
             + (f"{len(faster)} would be FASTER." if faster else "none is predicted to be faster.")
         )
     told += [_rival_text(rival, found) for rival in tried]

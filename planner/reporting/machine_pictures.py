@@ -9,6 +9,7 @@ from shardroute.planner.reporting.charts import COLOURS, WIDTH, Chart, heat_map
 from shardroute.planner.reporting.sections import Cell, Section, count, rate, seconds, share, size, table
 from shardroute.planner.simulator.refit import Prediction
 from shardroute.topologies.machines import MachineKind
+from shardroute.topologies.units import format_count
 
 # Domains that the machine's picture draws; beyond these a picture is no longer read.
 _MOST_DOMAINS: Final = 40
@@ -51,7 +52,8 @@ def machine_section(plan: Plan) -> Section:
         )
     if topology.n_domains > _MOST_DOMAINS:
         words.append(f"The first {_MOST_DOMAINS} of {topology.n_domains} domains are drawn; the table has all.")
-    about = f"{topology.n_domains} domains of GPUs, each GPU coloured by whether it is source, destination, both or neither"
+    domains = format_count(topology.n_domains, "domain")
+    about = f"{domains} of GPUs, each GPU coloured by whether it is source, destination, both or neither"
     columns = ("domain", "GPUs", "hosts", "source", "destination", "both", "neither", "NVLink one way", "NICs one way")
     return Section("machine", "The machine", tuple(words), _machine_chart(cells, cpu), about, table(columns, rows))
 

@@ -4,6 +4,7 @@ Rule: rivals are planned with the options that a plan gets when none are given; 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -12,10 +13,11 @@ from shardroute.planner.plans import Plan
 from shardroute.planner.reports import Busiest, busiest_of, traffic
 from shardroute.planner.ring.strategies import RING_STRATEGIES, ring_plan
 from shardroute.planner.ring.tensors import Pass
-from shardroute.planner.routing.auto import DIRECT_PAIRS, OPTIMAL_PAIRS, RULES_PAIRS
+from shardroute.planner.routing.auto import DIRECT_PAIRS, OPTIMAL_PAIRS, PLANNING_SHARE, RULES_PAIRS
+from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, pieces_of
 from shardroute.planner.routing.sums import SUMMING
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.topologies import Topology
@@ -72,28 +74,44 @@ def rivals_of(
         n_pairs = sum(len(needers) for pieces in pieces_of(plan.problem) for needers in pieces.needers)
     found: list[Rival] = []
     for name in chosen:
-        if progress is not None and found:
-            progress(len(found) / len(chosen))
+        inner = None if progress is None else partial(_tell_part, progress, len(found), len(chosen))
         if n_pairs > _MOST_PAIRS.get(name, n_pairs):
             why = f"{n_pairs:,} pairs of pattern and needing rank, more than {_MOST_PAIRS[name]:,}, take long; name it to try"
             found.append(Rival(name, why_not=why))
             continue
-        found.append(_rival(plan, predicted_s, calibration, name))
+        found.append(_rival(plan, predicted_s, calibration, name, inner))
     return sorted(found, key=lambda rival: (rival.predicted_s is None, rival.predicted_s or 0.0, rival.strategy))
 
 
-def plan_anew(plan: Plan, strategy: str, topology: Topology | None = None) -> Plan:
-    """The plan of another strategy, or for another topology, of the plan's problem. Raises as `make_plan` and `ring_plan` do."""
+def predict_anew(
+    plan: Plan,
+    strategy: str,
+    calibration: Calibration,
+    topology: Topology | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Plan, Prediction]:
+    """The plan of another strategy, or for another topology, of the plan's problem, and its prediction; progress is told the
+    share that is done. Raises as `make_plan` and `ring_plan` do.
+    """
     topology = plan.topology if topology is None else topology
     if plan.attention is not None:
-        return ring_plan(plan.attention, topology, strategy, Pass(dict(plan.problem.about)["pass"]))
-    return make_plan(plan.problem, topology, strategy)
+        other = ring_plan(plan.attention, topology, strategy, Pass(dict(plan.problem.about)["pass"]))
+        return other, predict(other, calibration, progress=progress)
+    planning = Options(told=progress).part(0.0, PLANNING_SHARE)
+    predicting = Options(told=progress).part(PLANNING_SHARE, 1.0).told
+    other = make_plan(plan.problem, topology, strategy, options=planning)
+    return other, predict(other, calibration, progress=predicting)
 
 
-def _rival(plan: Plan, predicted_s: float, calibration: Calibration, name: str) -> Rival:
+def _tell_part(progress: Callable[[float], None], n_done: int, n: int, share: float) -> None:
+    progress((n_done + share) / n)
+
+
+def _rival(
+    plan: Plan, predicted_s: float, calibration: Calibration, name: str, progress: Callable[[float], None] | None
+) -> Rival:
     try:
-        other = plan_anew(plan, name)
-        prediction = predict(other, calibration)
+        other, prediction = predict_anew(plan, name, calibration, progress=progress)
     except (InputError, InfeasibleError) as error:
         return Rival(name, why_not=str(error))
     return Rival(

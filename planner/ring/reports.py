@@ -1,5 +1,7 @@
 """What a plan of an attention call comes to, in numbers: traffic, memory, arithmetic, prediction."""
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
@@ -8,10 +10,11 @@ from shardroute.planner.plans import Op, Plan
 from shardroute.planner.reports import traffic
 from shardroute.planner.ring.tensors import Pass, describe
 from shardroute.planner.simulator.refit import Prediction, predict
+from shardroute.planner.stagings import staging_facts, staging_of
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 
 class RingReport(msgspec.Struct, frozen=True):
@@ -33,6 +36,7 @@ class RingReport(msgspec.Struct, frozen=True):
     n_bytes_cross_domain: int
     sent_bytes: int
     peak_staging_bytes: int
+    peak_packing_bytes: int
     flops: float
     computed_s: float | None
     predicted_s: float | None
@@ -43,10 +47,16 @@ class RingReport(msgspec.Struct, frozen=True):
     plan_s: float | None = None
 
 
-def ring_report(plan: Plan, calibration: Calibration | None, why: str = "", plan_s: float | None = None) -> RingReport:
+def ring_report(
+    plan: Plan,
+    calibration: Calibration | None,
+    why: str = "",
+    plan_s: float | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> RingReport:
     """The plan in numbers; without a calibration, or where attention has no costs, what rests on a prediction is None.
 
-    `why` says why there is no calibration.
+    `why` says why there is no calibration. progress is told the share of predicting that is done.
     """
     attention = plan.attention
     assert attention is not None
@@ -56,7 +66,7 @@ def ring_report(plan: Plan, calibration: Calibration | None, why: str = "", plan
     computed_s: float | None = None
     if calibration is not None:
         try:
-            prediction, computed_s = predict(plan, calibration), _computed_s(plan, calibration)
+            prediction, computed_s = predict(plan, calibration, progress=progress), _computed_s(plan, calibration)
         except InputError as error:
             why = str(error)
     predicted_s = None if prediction is None else prediction.predicted_s
@@ -73,6 +83,7 @@ def ring_report(plan: Plan, calibration: Calibration | None, why: str = "", plan
         n_bytes_cross_domain=moved.n_bytes_cross_domain,
         sent_bytes=_most_sent(plan),
         peak_staging_bytes=plan.peak_staging_bytes,
+        peak_packing_bytes=int(staging_of(plan).packing.max(initial=0)),
         flops=flops,
         computed_s=computed_s,
         predicted_s=predicted_s,
@@ -90,11 +101,11 @@ def ring_facts(report: RingReport) -> list[tuple[str, str]]:
         ("attention", report.attention),
         ("pass", report.what),
         ("strategy", report.strategy),
-        ("machine", f"{report.machine}, {report.n_ranks} ranks"),
+        ("machine", f"{report.machine}, {format_count(report.n_ranks, 'rank')}"),
         ("steps", f"{report.n_steps:,}, {report.n_computes:,} of them compute"),
         ("moved between ranks", f"{format_bytes(report.n_bytes_moved)}, at most {format_bytes(report.sent_bytes)} sent by one"),
         ("into other domains", format_bytes(report.n_bytes_cross_domain)),
-        ("staging, peak a rank", format_bytes(report.peak_staging_bytes)),
+        *staging_facts(report.peak_staging_bytes, report.peak_packing_bytes),
         ("arithmetic", f"{report.flops:.4g} FLOP, masked pairs left out"),
     ]
     if report.predicted_s is None or report.exposed_s is None or report.flops_per_rank_s is None:

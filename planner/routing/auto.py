@@ -4,12 +4,12 @@ A strategy is not tried where it can't win, or where planning and predicting it 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.strategies import STRATEGIES, backend_for, pieces_of
+from shardroute.planner.routing.strategies import STRATEGIES, backend_for, pieces_of, with_windows
 from shardroute.planner.routing.sums import SUMMING, plan_sums
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
@@ -48,7 +48,11 @@ def choose(
     """The fastest plan by prediction among the strategies that suit the problem's size; progress is told the share done."""
     options = Options() if options is None else options
     if problem.summed:
-        return _fastest([*SUMMING], lambda way: plan_sums(problem, topology, way, options), calibration, (), progress)
+
+        def sums(way: str, _told: Callable[[float], None]) -> Plan:
+            return with_windows(plan_sums(problem, topology, way, options), options)
+
+        return _fastest([*SUMMING], sums, calibration, (), progress)
     whole, backend = pieces_of(problem), backend_for(problem, topology)
     n_pairs = sum(len(needers) for pieces in whole for needers in pieces.needers)
     tried: list[str] = ["greedy"]
@@ -64,15 +68,16 @@ def choose(
     if n_pairs <= DIRECT_PAIRS:
         tried.append("direct")
 
-    def plan(strategy: str) -> Plan:
-        return STRATEGIES[strategy].plan(problem, whole, topology, backend, options)
+    def plan(strategy: str, told: Callable[[float], None]) -> Plan:
+        heard = replace(options, told=told)
+        return with_windows(STRATEGIES[strategy].plan(problem, whole, topology, backend, heard), options)
 
     return _fastest(tried, plan, calibration, left_out, progress)
 
 
 def _fastest(
     names: Sequence[str],
-    make: Callable[[str], Plan],
+    make: Callable[[str, Callable[[float], None]], Plan],
     calibration: Calibration,
     left_out: Sequence[str],
     progress: Callable[[float], None] | None,
@@ -81,18 +86,29 @@ def _fastest(
     done = progress if progress is not None else _untold
     plans: dict[str, Plan] = {}
     for name in names:
-        plans[name] = make(name)
-        done(PLANNING_SHARE * len(plans) / len(names))
+
+        def planning(share: float, n_done: int = len(plans)) -> None:
+            done(PLANNING_SHARE * (n_done + share) / len(names))
+
+        plans[name] = make(name, planning)
+        planning(1.0)
     predictions: dict[str, Prediction] = {}
     for name, plan in plans.items():
 
         def told(share: float, n_done: int = len(predictions)) -> None:
             done(PLANNING_SHARE + (1 - PLANNING_SHARE) * (n_done + share) / len(plans))
 
-        predictions[name] = predict(plan, calibration, progress=told)
+        same = next((p for other, p in predictions.items() if _same_steps(plans[other], plan)), None)
+        found = predict(plan, calibration, progress=told) if same is None else same
+        predictions[name] = replace(found, timeline=replace(found.timeline, digest=plan.digest))
     seconds = {strategy: prediction.predicted_s for strategy, prediction in predictions.items()}
     best = min(seconds, key=lambda strategy: seconds[strategy])
     return Choice(plans[best], predictions[best], tuple(seconds.items()), _reason(best, seconds, left_out))
+
+
+def _same_steps(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in the name of their strategy only: `greedy` may take the trees of `domain-relay` as they are."""
+    return len(one.steps) == len(other.steps) and replace(one, strategy=other.strategy).digest == other.digest
 
 
 def _untold(_share: float) -> None:

@@ -108,7 +108,8 @@ def ways(strategy: str, whole: Whole, topology: Topology, backend: Backend, opti
 
 def _exactly(strategy: str, rule: Rule, whole: Whole, topology: Topology, backend: Backend, options: Options) -> Entrant:
     """The very routes of a fixed rule: so the strategy is not slower, where links allow them to take part."""
-    boxes, arranged = arranged_by_rule(rule, whole.problem, whole.pieces, whole.patterns, topology, options)
+    untold = replace(options, told=None)  # a rule's shares are those of planning by it alone
+    boxes, arranged = arranged_by_rule(rule, whole.problem, whole.pieces, whole.patterns, topology, untold)
     return arranged_entrant(strategy, whole.problem, topology, backend, options, boxes, arranged, rule=True)
 
 

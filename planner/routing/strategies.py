@@ -31,7 +31,7 @@ class Strategy:
 
 
 def _gather_broadcast(problem: Problem, whole: Sequence[Pieces], topology: Topology, backend: Backend, options: Options) -> Plan:
-    return gather_broadcast.plan(problem, whole, topology, backend, options.message_bytes)
+    return gather_broadcast.plan(problem, whole, topology, backend, options.message_bytes, told=options.told)
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -106,13 +106,15 @@ def make_plan(
     takes the strategies of `sums`.
     """
     if problem.summed:
-        return plan_sums(problem, topology, strategy, with_message_bytes(options, message_bytes))
+        options = with_message_bytes(options, message_bytes)
+        return with_windows(plan_sums(problem, topology, strategy, options), options)
     if strategy in SUMMING:
         raise InputError(f"strategy {strategy} adds up, and nothing of the source is partial (placement P)")
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r} is not known; expected one of {', '.join(STRATEGIES)}")
     options = with_message_bytes(options, message_bytes)
-    return STRATEGIES[strategy].plan(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+    plan = STRATEGIES[strategy].plan(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+    return with_windows(plan, options)
 
 
 def with_message_bytes(options: Options | None, message_bytes: int | None) -> Options:
@@ -121,10 +123,16 @@ def with_message_bytes(options: Options | None, message_bytes: int | None) -> Op
     return options if message_bytes is None else replace(options, message_bytes=message_bytes)
 
 
+def with_windows(plan: Plan, options: Options) -> Plan:
+    """The plan with the windows that the options allow; a plan that is made has those that are the default."""
+    return plan if plan.window_bytes == options.window_bytes else replace(plan, window_bytes=options.window_bytes)
+
+
 def make_solution(problem: Problem, topology: Topology, options: Options | None = None) -> optimal.Solution:
     """The plan of `optimal` with its objective, bound and gap. Raises as make_plan does."""
     options = Options() if options is None else options
-    return optimal.solution(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+    found = optimal.solution(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+    return replace(found, plan=with_windows(found.plan, options))
 
 
 def backend_for(problem: Problem, topology: Topology) -> Backend:

@@ -40,12 +40,13 @@ def plan_sums(problem: Problem, topology: Topology, way: str, options: Options |
     if problem.n_ranks > topology.n_gpus:
         raise InputError(f"the layouts use {problem.n_ranks} GPUs, but {topology.title} has {topology.n_gpus}")
     draft, none = Draft(), np.zeros(0, np.int64)
+    window_bytes = options.window_bytes if topology.machine.kind is MachineKind.CPU else 0  # libraries on GPUs pack no addends
     pieces = []
     for cls in problem.classes:
         name = problem.tensors[int(cls.members[0])].name
         if cls.dtype not in SUMMED_DTYPES:
             raise InputError(f"tensor {name}: {cls.dtype} isn't added up; expected one of {', '.join(SUMMED_DTYPES)}")
-        found, parts = _parts(cls, name, two_shot=way == "two-shot", message_bytes=options.message_bytes)
+        found, parts = _parts(cls, name, two_shot=way == "two-shot", most=_Most(options.message_bytes, window_bytes))
         pieces.append(found)
         for tensor in cls.members.tolist():
             for part in parts:
@@ -75,7 +76,22 @@ class _Part:
     is_gathered: bool
 
 
-def _parts(cls: TensorClass, name: str, *, two_shot: bool, message_bytes: int | None) -> tuple[Pieces, list[_Part]]:
+@dataclass(frozen=True, slots=True)
+class _Most:
+    """Bytes that a step may carry: what was asked for, and what fits a rank's window (0: none is used)."""
+
+    message_bytes: int | None
+    window_bytes: int
+
+    def of_step(self, times: int) -> int | None:
+        """The limit for a step that brings a rank its own bytes so often. What brings more than a window goes in rounds, one rank
+        after the other, which costs more than to begin another step.
+        """
+        limits = [n for n in (self.message_bytes, self.window_bytes // times if self.window_bytes else None) if n is not None]
+        return max(1, min(limits)) if limits else None
+
+
+def _parts(cls: TensorClass, name: str, *, two_shot: bool, most: "_Most") -> tuple[Pieces, list[_Part]]:
     """The pieces of a class and the collectives that add them up, for each of its tensors alike."""
     whole = overlap(cls.source, cls.target)
     rows = _Cut(cls, whole)
@@ -84,7 +100,7 @@ def _parts(cls: TensorClass, name: str, *, two_shot: bool, message_bytes: int | 
     for i in range(len(whole)):
         holders, needers = (who[int(whole.pattern[i])] for who in (whole.holders, whole.needers))
         if len(needers) == len(holders) and (needers == holders).all() and len(holders) > 1:
-            for lo, hi in rows.chunks(i, message_bytes):
+            for lo, hi in rows.chunks(i, most.of_step(1 if two_shot else len(holders) - 1)):
                 shares = rows.shares(lo, hi, len(holders)) if two_shot else [(lo, hi)]
                 parts.append(_Part(rows.add(i, shares), holders, two_shot, two_shot))
         elif len(needers) == 1 and needers[0] in holders:
@@ -96,7 +112,7 @@ def _parts(cls: TensorClass, name: str, *, two_shot: bool, message_bytes: int | 
                 "destination the source's ranks, and R or one S for its partial axes"
             )
     for of_group in scattered.values():
-        parts += _scatters(whole, rows, of_group, message_bytes)
+        parts += _scatters(whole, rows, of_group, most.of_step(1))
     return rows.pieces(), parts
 
 

@@ -12,7 +12,7 @@ from shardroute.planner.steps.flops import StepFlops, step_flops
 from shardroute.planner.steps.memories import StepMemory, step_memory
 from shardroute.planner.steps.models import DenseModel, dense_model
 from shardroute.planner.steps.predictions import StepPrediction, predict_step
-from shardroute.planner.steps.searches import Wanted, search, why
+from shardroute.planner.steps.searches import Wanted, batch_that_fits, search, why
 from shardroute.planner.steps.settings import Carrier, Recompute, Scheme, StepLayout
 from shardroute.planner.steps.transfers import Network, network
 
@@ -28,6 +28,7 @@ __all__ = [
     "StepPrediction",
     "StepRates",
     "Wanted",
+    "batch_that_fits",
     "dense_model",
     "load_rates",
     "network",

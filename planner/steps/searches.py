@@ -66,6 +66,20 @@ def search(
     return sorted(found, key=_rank)
 
 
+def batch_that_fits(model: DenseModel, asked: StepLayout, wanted: Wanted, net: Network) -> float | None:
+    """The most sequences a GPU, of the asked ones halved again and again, with which some layout fits; None where none does."""
+    batch = asked.batch
+    while batch * net.n_gpus >= 1:
+        try:
+            layouts = [*layouts_of(model, replace(asked, batch=batch), wanted, net)]
+        except InputError:
+            return None
+        if any(step_memory(model, layout, net.machine).fits for layout in layouts):
+            return batch
+        batch /= 2
+    return None
+
+
 def layouts_of(model: DenseModel, asked: StepLayout, wanted: Wanted, net: Network) -> Iterator[StepLayout]:
     """The layouts that a search predicts. Raises InputError when there is none."""
     reason: InputError | None = None

@@ -1,14 +1,14 @@
 """Refits as something varies: each case planned anew by each strategy, predicted, and held against its own lower bound."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from shardroute.planner.layouts.holdings import totals
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import Busiest, PlanReport, report
-from shardroute.planner.routing.auto import choose
+from shardroute.planner.routing.auto import PLANNING_SHARE, choose
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
 from shardroute.planner.simulator.refit import predict
@@ -145,7 +145,8 @@ def _report(
     progress: Callable[[float], None] | None,
 ) -> PlanReport:
     if strategy == AUTO:
-        choice = choose(problem, topology, calibration, options)
+        choice = choose(problem, topology, calibration, options, progress)
         return report(choice.plan, choice.prediction, calibration)
-    plan = make_plan(problem, topology, strategy, options=options)
-    return report(plan, predict(plan, calibration, progress=progress), calibration)
+    heard = replace(Options() if options is None else options, told=progress)
+    plan = make_plan(problem, topology, strategy, options=heard.part(0.0, PLANNING_SHARE))
+    return report(plan, predict(plan, calibration, progress=heard.part(PLANNING_SHARE, 1.0).told), calibration)

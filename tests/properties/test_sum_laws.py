@@ -1,5 +1,7 @@
 """Plans of partial tensors: proved, and every element the same sum over whatever order messages take."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from executor_oracles import in_arenas, random_memory
@@ -36,14 +38,14 @@ def summed(draw: st.DrawFn) -> Plan:
         shape, draw(st.sampled_from(SUMMED_DTYPES)), f"a={n},b={m}", f"P,{shard}", f"a={n},b={m}", f"{target},{shard}"
     )
     topology = build_topology(load_machine("dgx-h100"), n_units=2)
-    return make_plan(problem, topology, draw(st.sampled_from(sorted(SUMMING))), draw(st.sampled_from([None, 8, 40])))
+    plan = make_plan(problem, topology, draw(st.sampled_from(sorted(SUMMING))), draw(st.sampled_from([None, 8, 40])))
+    return replace(plan, window_bytes=draw(st.sampled_from([32, 64, 2**20])))  # less than a step brings: it goes in rounds
 
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "STRAIGHT_BYTES", 32)
     monkeypatch.setattr(messages, "PACKED_BYTES", 48)
-    monkeypatch.setattr(messages, "WINDOW_BYTES", 64)
     monkeypatch.setattr(exchanges, "_AHEAD", 3)
 
 

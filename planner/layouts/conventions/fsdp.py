@@ -29,6 +29,7 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_count
 
 _COLWISE = roles.HEADS | roles.GATES | roles.UPS | roles.ROWS | roles.VOCABULARY
 
@@ -60,7 +61,7 @@ def lay_out_fsdp(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
     layout = build_layout(model, stages, ranks, cuts, names)
     facts = {
         "layout": str(spec),
-        "ranks": f"{n_ranks}, {replicas} replicas of {n_shards} shards x TP{tp}",
+        "ranks": f"{n_ranks}, {format_count(replicas, 'replica')} of {format_count(n_shards, 'shard')} x TP{tp}",
         "weights": holding_text(model, layout),
     }
     q_rows = [shape[0] // tp for shape in model.shapes(Role.Q_PROJ)]

@@ -22,6 +22,7 @@ from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
 from shardroute.planner.layouts.tensors import Layout
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_count
 
 
 def lay_out_huggingface(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
@@ -52,7 +53,7 @@ def lay_out_huggingface(model: Model, spec: ParallelSpec, first_rank: int = 0) -
     layout = _apart(model, build_layout(model, stages, ranks, cuts, names))
     facts = {
         "layout": str(spec),
-        "ranks": f"{pp * dp}, {dp} copies over {pp} readers",
+        "ranks": f"{pp * dp}, {format_count(dp, 'copy', 'copies')} over {format_count(pp, 'reader')}",
         "layers per rank": stage_text(stages),
         "weights": holding_text(model, layout),
     }

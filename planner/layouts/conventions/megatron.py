@@ -50,6 +50,7 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_count
 
 # Megatron-LM's default of --make-vocab-size-divisible-by; the multiple is this times TP.
 VOCABULARY_MULTIPLE: Final = 128
@@ -93,7 +94,7 @@ def lay_out_megatron(model: Model, spec: ParallelSpec, first_rank: int = 0) -> S
     inferred = f"inferred, the smallest that fits EP{ep} x ETP{etp}"
     facts = {
         "layout": str(spec),
-        "ranks": f"{pp * per_stage}, {pp} stages of TP{tp} x CP{spec.size(Axis.CP)} x DP{dp}",
+        "ranks": f"{pp * per_stage}, {format_count(pp, 'stage')} of TP{tp} x CP{spec.size(Axis.CP)} x DP{dp}",
         "data parallel": f"{dp} ({'as given' if spec.names(Axis.DP) else inferred})",
         "layers per stage": stage_text(stages),
         "vocabulary": f"{vocabulary} rows, padded to {_padded_vocabulary(vocabulary, tp)}",

@@ -29,6 +29,7 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
 from shardroute.topologies.errors import InputError
+from shardroute.topologies.units import format_count
 
 # DEFAULT_VOCAB_PADDING_SIZE of both (vocab_parallel_embedding.py).
 VOCABULARY_MULTIPLE: Final = 64
@@ -102,7 +103,7 @@ def lay_out_replicas(server: Server, model: Model, spec: ParallelSpec, n: int, f
         stage_ranks = first_rank + every.reshape(dp, pp, n).transpose(1, 0, 2).reshape(pp, dp * n)
     layout = build_layout(model, stages, _always(stage_ranks), cuts, names, on_grid)
     vocabulary, kv = model.shapes(Role.EMBEDDING)[0][0], model.n_kv_heads
-    facts = {"layout": str(spec), "ranks": f"{dp * pp * n}, {dp} replicas of TP{tp} x PP{pp}"}
+    facts = {"layout": str(spec), "ranks": f"{dp * pp * n}, {format_count(dp, 'replica')} of TP{tp} x PP{pp}"}
     if n > tp:
         facts["attention"] = f"data parallel over {n // tp} groups of TP{tp} in a replica"
     facts["layers per stage"] = stage_text(stages)

@@ -20,7 +20,7 @@ from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import MAX_RANKS, Axis, ParallelSpec
 from shardroute.planner.layouts.tensors import Layout
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.units import format_bytes
+from shardroute.topologies.units import format_bytes, format_count
 
 NameRule = Callable[[Parameter], tuple[str, ...]]
 RankRule = Callable[[Role], Ints]
@@ -124,7 +124,8 @@ def scale_text(model: Model, cuts: CutRule) -> str:
                 example = f": block {number} of dim {dim} of {name} is needed by parts {parts_text} of {cut.n_parts}"
     if not n_shared:
         return "every block lies on the ranks of one part"
-    return f"cuts go through {n_shared} rows or columns of blocks, whose scales every rank that touches them has{example}"
+    lines = format_count(n_shared, "row or column", "rows or columns")
+    return f"cuts go through {lines} of blocks, whose scales every rank that touches them has{example}"
 
 
 def check_axes(spec: ParallelSpec, convention: str, axes: Sequence[Axis], *, any_order: bool = False) -> None:
