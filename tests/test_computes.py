@@ -23,10 +23,11 @@ GPU = build_topology(load_machine("gb200-nvl72"), min_gpus=8)
 
 
 def costs(**changes: object):
-    """A calibration in which a score takes 1 us, and nothing else anything."""
+    """A calibration in which a score takes 1 us, and nothing else of computing and waiting anything."""
     zero = TileCost(1e-6, 0.0, 0.0, 0.0, 0.0)
     known = load_calibration("cpu-processes")
-    return replace(known, figures=(), compute_s=0.0, attend_f32=zero, grad_f32=zero, sums=SumCost(1e9, 5e8), **changes)
+    free = dict.fromkeys(("start_s", "check_s", "wait_s", "compute_s"), 0.0)
+    return replace(known, figures=(), attend_f32=zero, grad_f32=zero, sums=SumCost(1e9, 5e8), **free | changes)
 
 
 def test_all_ranks_together_compute_each_pair_once() -> None:
@@ -91,7 +92,7 @@ def test_a_gpu_computes_at_attentions_rate_and_merges_through_its_memory() -> No
 
 
 def test_one_rank_takes_launch_and_arithmetic_and_nothing_else() -> None:
-    known = replace(costs(), wait_s=0.0)
+    known = costs()
     call = Attention((64,), 1, 1, 1, 16, causal=False, dtype="f32", layout=SequenceLayout.CONTIGUOUS)
 
     predicted = predict(ring_plan(call, CPU, "ring"), known).predicted_s
@@ -101,7 +102,7 @@ def test_one_rank_takes_launch_and_arithmetic_and_nothing_else() -> None:
 
 def test_copies_hide_behind_arithmetic_that_is_long_enough() -> None:
     """Two ranks on many cores: the second block arrives while the first is computed with, so only attention is seen."""
-    known = replace(costs(), cores=8.0, wait_s=0.0, launch_s=0.0, piece_s=0.0, run_s=0.0)
+    known = costs(cores=8.0, launch_s=0.0, piece_s=0.0, run_s=0.0)
     call = Attention((256,), 2, 1, 1, 16, causal=False, dtype="f32", layout=SequenceLayout.CONTIGUOUS)
     plan = ring_plan(call, CPU, "ring")
 
@@ -145,7 +146,7 @@ def test_sms_are_links_of_the_picture_but_not_among_what_carries_bytes() -> None
 
 
 def test_a_reduce_scatter_adds_up_as_many_bytes_as_its_bundle_has() -> None:
-    known = replace(costs(), cores=8.0, wait_s=0.0, launch_s=0.0, piece_s=0.0, run_s=0.0)
+    known = costs(cores=8.0, launch_s=0.0, piece_s=0.0, run_s=0.0)
     call = Attention((64,), 2, 1, 1, 16, dtype="f32")
     plan = ring_plan(call, CPU, "all-gather", Pass.BACKWARD, Options(head_stride=1))
     reduce = int(np.flatnonzero(plan.steps.op == Op.REDUCE_SCATTER)[0])

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -118,15 +119,18 @@ def test_last_words_are_found_by_name_and_nothing_is_waited_for() -> None:
 
 
 def test_a_store_that_does_not_answer_holds_up_nobody() -> None:
+    goes_on = threading.Event()
+
     class Stopped:
         def check(self, keys: list[str]) -> bool:
-            time.sleep(60)
-            return True
+            goes_on.wait(60)
+            return False
 
     began = time.monotonic()
 
     assert LastWords(Stopped(), "one").of(1) == ""
     assert time.monotonic() - began < 10
+    goes_on.set()
 
 
 def test_where_the_store_is_gone_its_keeper_is_named() -> None:

@@ -200,7 +200,7 @@ def test_cores_are_shared_by_the_ranks_that_have_work() -> None:
 
 
 def test_a_process_that_waits_for_another_pays_for_being_woken() -> None:
-    costs = replace(default_calibration("cpu-processes"), wait_s=1e-3, figures=())
+    costs = replace(default_calibration("cpu-processes"), check_s=0.0, wait_s=1e-3, figures=())
     shape = (10 * MB,)
     problem = one_tensor(
         shape, "u8", place(shape, Mesh.of({"x": 1}), [Replicate()]), place(shape, Mesh.of({"x": 2}, [8, 16]), [Replicate()])

@@ -19,10 +19,10 @@ QUANTITIES: Final[Mapping[str, Quantity]] = {
     "step.launch": Quantity.SECONDS,
     "step.piece": Quantity.SECONDS,
     "step.message": Quantity.SECONDS,
-    "step.start": Quantity.SECONDS,
     "step.check": Quantity.SECONDS,
     "step.wait": Quantity.SECONDS,
     "step.run": Quantity.SECONDS,
+    "step.start": Quantity.SECONDS,
     "step.compute": Quantity.SECONDS,
     "cpu.cores": Quantity.CORES,
     "cpu.copy_bandwidth": Quantity.BANDWIDTH,
@@ -48,10 +48,10 @@ class _StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch: FigureTable
     piece: FigureTable
     message: FigureTable | None = None
-    start: FigureTable | None = None
     check: FigureTable | None = None
     wait: FigureTable | None = None
     run: FigureTable | None = None
+    start: FigureTable | None = None
     compute: FigureTable | None = None
 
 
