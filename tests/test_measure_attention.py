@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.executors.measuring.attention import _CASES, _fitted, _parts, _Sample, attention_figures
+from shardroute.executors.measuring.attention import _CASES, _fitted, _parts, _Sample
 from shardroute.planner.ring.chunks import chunks_of
 from shardroute.planner.ring.tiles import work
 from shardroute.planner.ring.workloads import Attention, SequenceLayout
-from shardroute.topologies.calibrations import calibration_figure, calibration_from_figures
-from shardroute.topologies.costs import COST_TABLES
 
 COSTS = st.tuples(*(st.floats(least, 10 * least) for least in (1e-9, 1e-11, 1e-9, 1e-9, 1e-5)))
 
@@ -41,18 +39,3 @@ def test_no_cost_is_negative_and_noise_is_split(costs, noise) -> None:
     assert min(fitted) >= 0
     errors = [np.dot(sample.parts, fitted) / sample.seconds - 1 for sample in measured]
     assert max(map(abs, errors)) <= max(noise, 1 / noise) * abs(noise - 1) + 1e-6
-
-
-@pytest.mark.slow
-def test_this_machines_costs_make_a_calibration() -> None:
-    values = attention_figures(300.0) | {"step.launch": 1e-6, "step.piece": 0.0, "cpu.cores": 2.0, "cpu.copy_bandwidth": 1e9}
-
-    figures = [calibration_figure(key, value, "measured by a test") for key, value in values.items()]
-    calibration = calibration_from_figures("cpu-processes", "processes", "now", "none", figures)
-
-    tables = ("attend_f32", "grad_f32", "attend_f64", "grad_f64", "sums")
-    assert {f"{table}.{key}" for table in tables for key in COST_TABLES[table][1]} <= set(values)
-    assert calibration.attend_f32 is not None
-    assert calibration.grad_f64 is not None
-    # Of wide heads a score takes some nanoseconds: 4 x 64 FLOP at 10 to 500 GFLOP/s, and its exponential.
-    assert 0.5e-9 < calibration.attend_f32.score_s + 64 * calibration.attend_f32.product_s < 1e-7

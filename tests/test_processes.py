@@ -27,6 +27,7 @@ from shardroute.planner.plans import TARGET, Lane, Plan
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies import build_topology, load_calibration, load_machine, save_calibration
+from shardroute.topologies.costs import COST_TABLES
 from shardroute.topologies.errors import InputError, RunError
 
 
@@ -446,6 +447,11 @@ def test_a_calibration_of_this_machine_can_be_saved_and_read(tmp_path: Path) -> 
     assert 1e7 < calibration.copy_Bps < 1e12
     assert calibration.cores is not None
     assert 0 < calibration.cores <= (os.cpu_count() or 1)
+    tables = ("attend_f32", "grad_f32", "attend_f64", "grad_f64", "sums")
+    assert {f"{table}.{key}" for table in tables for key in COST_TABLES[table][1]} <= {f.key for f in calibration.figures}
+    # Of wide heads a score takes some nanoseconds: 4 x 64 FLOP at 10 to 500 GFLOP/s, and its exponential.
+    assert calibration.attend_f32 is not None
+    assert 0.5e-9 < calibration.attend_f32.score_s + 64 * calibration.attend_f32.product_s < 1e-7
     save_calibration(calibration, tmp_path / "here.toml")
     assert load_calibration(str(tmp_path / "here.toml")) == calibration
 
