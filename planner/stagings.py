@@ -12,7 +12,7 @@ import numpy as np
 from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.plans import Op, Plan, ranges
 from shardroute.topologies.errors import PlanError
-from shardroute.topologies.units import format_bytes
+from shardroute.topologies.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +56,16 @@ def staging_facts(staging_bytes: int, packing_bytes: int) -> list[tuple[str, str
     return [("staging, peak a rank", format_bytes(staging_bytes)), ("packing, peak a rank", packs)]
 
 
-def check_staging(staging: Staging, most_bytes: int) -> None:
-    """Raise PlanError where a rank may take more than so many bytes beside its weights, naming the rank that takes most."""
+def check_staging(staging: Staging, most: str) -> None:
+    """Raise PlanError where a rank may take more than `most` ("512MiB") beside its weights, naming the rank that takes most."""
+    most_bytes = parse_bytes(most)
     total = staging.n_bytes
     if (total > most_bytes).any():
         rank = int(total.argmax())
         raise PlanError(
             f"rank {rank} takes {format_bytes(int(total[rank]))} beside its weights, {format_bytes(int(staging.slots[rank]))} of "
-            f"it in staging slots, and {format_bytes(most_bytes)} are allowed; plan anew with --max-staging {most_bytes}B"
+            f"it in staging slots, and {most} are allowed; plan anew with `plan --max-staging {most}` by direct, domain-relay, "
+            "greedy or optimal (other strategies take the slots that they need)"
         )
 
 

@@ -26,7 +26,7 @@ from shardroute.planner.choice import (
 )
 from shardroute.planner.choice.plan_steps import PlanSteps, plan_steps
 from shardroute.planner.cli.cautions import say_costs
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stdout
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.plan_files import load_plan
@@ -262,10 +262,13 @@ def _print_choice(choice: Choice, setting: Setting) -> None:
         right=["predicted", "SMs"],
     )
     print_table(
-        ["XLA's rules", "take", "because", "flags for the choice"],
-        [[r.rules, r.backend, _rule_text(r), _flags_text(r, row.backend)] for r in row.rules],
+        ["XLA's rules", "take", "because"],
+        [[r.rules, r.backend, _rule_text(r)] for r in row.rules],
         title="\nWhat XLA takes with NVSHMEM enabled",
     )
+    stdout().print("\nXLA_FLAGS for the choice", style="bold")
+    for r in row.rules:  # a line each, never folded, to be copied
+        stdout().print(f"{r.rules}: {_flags_text(r, row.backend)}", markup=False, highlight=False, soft_wrap=True)
     _print_hazards([choice])
 
 

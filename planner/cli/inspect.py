@@ -203,7 +203,8 @@ def check_command(
         str | None, typer.Option("--to-json", help="What the destination ranks must hold.", rich_help_panel="Your own layouts")
     ] = None,
     max_staging: Annotated[
-        str | None, typer.Option("--max-staging", help="Prove, too, that no rank takes more memory beside its weights, 512MiB.")
+        str | None,
+        typer.Option("--max-staging", help="Prove, too, that no rank takes more memory beside its weights, such as 512MiB."),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -217,12 +218,14 @@ def check_command(
         return
     if plan is None or from_json is not None or to_json is not None:
         raise InputError("give a PLAN, or two layout files: --from-json SOURCE --to-json DESTINATION")
+    if max_staging is not None:
+        parse_bytes(max_staging)  # what can't be read is said before the plan is checked
     loaded = load_plan(plan)
     with progress("checking") as done:
         proof = check(loaded, progress=done)
     declared = staging_of(loaded)
     if max_staging is not None:
-        check_staging(declared, parse_bytes(max_staging))
+        check_staging(declared, max_staging)
     peaks = [int(n_bytes.max(initial=0)) for n_bytes in (declared.slots, declared.packing)]
     if json:
         print_json(CheckedPlan(True, loaded.digest, len(loaded.steps), proof.n_deliveries, proof.n_bytes, *peaks))

@@ -24,6 +24,7 @@ from shardroute.planner.routing.options import DEFAULT_BACKENDS, TIME_LIMIT_S, O
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.routing.sums import SUMMING
 from shardroute.planner.simulator.refit import Prediction, predict
+from shardroute.planner.stagings import staging_of
 from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
@@ -245,6 +246,9 @@ def plan_command(
     planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache)
     if backends is not None:
         planned = replace(planned, notes=(*planned.notes, ("carried by", carried_by(planned.plan))))
+    if max_staging is not None and (staging_of(planned.plan).n_bytes > parse_bytes(max_staging)).any():
+        over = f"{planned.report.strategy} takes the slots that it needs, more than --max-staging {max_staging} allows"
+        planned = replace(planned, notes=(*planned.notes, ("over the limit", over)))
     if output is not None:
         save_plan(planned.plan, output)
     if json:

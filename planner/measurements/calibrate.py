@@ -86,7 +86,7 @@ def calibrate_from_logs(paths: Sequence[str], machine: Machine, base: Calibratio
         else:
             raise InputError(
                 f"{path}: expected the text output of nccl-tests (size, ..., algbw, busbw), of nvbandwidth, or of NVSHMEM's "
-                "perftest"
+                "perftest; of nvidia-smi, ibstat and the like `shardroute machines import` makes a machine"
             )
     by_puts = put_figures(puts, machine, base)
     found = [

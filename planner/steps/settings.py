@@ -106,11 +106,12 @@ def check_layout(model: DenseModel, layout: StepLayout) -> None:
     if abs(layout.sequences - max(round(layout.sequences), 1)) > _ROUNDING * layout.sequences:
         raise InputError(
             f"batch {layout.batch:g}: cp {cp} x tp {tp} GPUs then share {layout.sequences:g} sequences; expected a whole number, "
-            f"so a batch that is a multiple of {1 / (cp * tp):g}"
+            f"so a batch that is a multiple of 1/{cp * tp}"
         )
-    if layout.seq % (2 * cp):
+    if cp > 1 and layout.seq % (2 * cp):
         raise InputError(
-            f"seq {layout.seq} isn't divisible by 2 x cp = {2 * cp}: each rank holds two chunks, so that causal work is even"
+            f"seq {layout.seq} isn't divisible by 2 x cp = {2 * cp}: each rank holds two chunks, so that causal work is even; "
+            f"pad it to {-(-layout.seq // (2 * cp)) * 2 * cp}"
         )
     if model.n_heads % tp or model.n_kv_heads % tp:
         raise InputError(
