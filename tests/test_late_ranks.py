@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +21,9 @@ from shardroute.executors.launching.launches import file_of_host
 from shardroute.executors.launching.mpiexec import find_mpiexec
 from shardroute.executors.launching.presences import come, missing_ranks
 from shardroute.executors.transports.libraries import load_library
-from shardroute.executors.transports.seam import Place
-from shardroute.executors.transports.stores import LastWords
-from shardroute.topologies.errors import InputError
+from shardroute.executors.transports.seam import Deadline, Place
+from shardroute.executors.transports.stores import LastWords, open_store
+from shardroute.topologies.errors import InputError, RunError
 
 HERE = Path(__file__).parent
 GONE = "gone"
@@ -153,3 +154,15 @@ def test_ranks_of_one_launcher_see_who_has_not_come() -> None:
 
     assert missing_ranks(place) == [0, 1, 2, 3]
     assert come(replace(place, rendezvous="tcp://elsewhere:1")) is None
+
+
+def test_a_rank_that_nobody_listens_to_gives_up_at_its_deadline() -> None:
+    pytest.importorskip("torch", reason="torch is not installed (pip install 'shardroute[torch]')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    began = time.monotonic()
+
+    with pytest.raises(RunError, match=rf"rank 1 couldn't join .* tcp://127.0.0.1:{port} within the 1.5 s that --timeout"):
+        open_store(Place(1, 2, f"tcp://127.0.0.1:{port}"), Deadline.after(1.5))
+
+    assert 1.4 < time.monotonic() - began < 4

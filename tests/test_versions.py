@@ -241,3 +241,9 @@ def test_ranks_of_a_world_need_one_number_each() -> None:
         numbered(Four(), [0, 0, 1, 2], 4)
     with pytest.raises(InputError, match="Four: its library numbers ranks itself"):
         numbered(Four(), [0, 1, 2, 4], 5)
+
+
+@pytest.mark.parametrize("given", ["x", 1.5, True, {"a": "x"}])
+def test_a_version_is_a_whole_number(given) -> None:
+    with pytest.raises(InputError, match="expected a whole number"):
+        Versions(given, ["a"])

@@ -26,7 +26,7 @@ from shardroute.executors.resharding.inventory_parts import cut_into_buckets
 from shardroute.executors.resharding.numbered import numbered
 from shardroute.executors.resharding.sides import Side, agree_on_sides
 from shardroute.executors.resharding.transfers import RUNNING, Transfer, added
-from shardroute.executors.resharding.versions import Given, Versions
+from shardroute.executors.resharding.versions import Given, Versions, check_version
 from shardroute.executors.resharding.votes import agree_on_end, agree_on_ready, agree_on_version
 from shardroute.executors.resharding.worlds import open_world
 from shardroute.executors.steps import describe_place
@@ -161,7 +161,7 @@ class Resharder:
                 raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and the transport has {world.size}")
             if plan.attention is not None:
                 raise InputError("a resharder moves tensors, and this plan computes attention; run it with `shardroute run`")
-        self._world, self._timeout_s, self._broken = world, timeout_s, False
+        self._world, self._timeout_s, self._broken, self._closed = world, timeout_s, False, False
         self._library_world = world
         self._in_place = spare_bytes == 0
         self._spare: NDArray[np.uint8] | None = None
@@ -269,6 +269,9 @@ class Resharder:
         be missing. Raises InputError for a part that is missing, of another size, not contiguous, or in memory that both sides
         share; RunError while an earlier transfer of this group goes on, and after one that failed.
         """
+        if self._closed:
+            raise RunError("this resharder was closed; make a new one")
+        check_version(version)
         if self._broken:
             raise RunError("an earlier transfer failed, so the ranks no longer agree where they are; make a new resharder")
         for bucket in self._buckets:
@@ -301,6 +304,7 @@ class Resharder:
 
     def close(self) -> None:
         """Leave the group that the constructor made, if it did, and give spare memory back. All ranks call it."""
+        self._closed = True
         self._give_back()
         self._world.close()
 

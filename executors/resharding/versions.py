@@ -9,16 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from shardroute.executors.transports.seam import Deadline
-from shardroute.topologies.errors import RunError
+from shardroute.topologies.errors import InputError, RunError
 
 # One of all tensors, or of each by its name; None for parts of two.
 Given = int | Mapping[str, int | None] | None
+
+
+def check_version(version: object) -> None:
+    """Raise InputError for what is neither a whole number nor None."""
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+        raise InputError(f"version {version!r}: expected a whole number")
 
 
 class Versions:
     """The versions of one rank's weights, by tensor. `given` is one of all, or says those of some, and the others have none."""
 
     def __init__(self, given: Given, names: Iterable[str]) -> None:
+        for version in given.values() if isinstance(given, Mapping) else [given]:
+            check_version(version)
         self._of = {name: given.get(name) if isinstance(given, Mapping) else given for name in names}
         self._n_readers = 0
         self._written = False

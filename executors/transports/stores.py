@@ -6,6 +6,7 @@ last words is short, though torch's own calls have no deadline where rank 0 is s
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -66,11 +67,27 @@ def open_store(place: Place, deadline: Deadline) -> Store:
             host, port = _told_address()
             if _is_agents():
                 more = {"is_master": False}
+        if not more["is_master"] and "master_listen_fd" not in more:
+            _await_listener(host, port, place, deadline)
         make: Callable[..., Store] = vars(dist)["TCPStore"]
         return make(host, port, place.size, timeout=timeout, wait_for_workers=False, **more)
     except (RuntimeError, ValueError) as error:  # torch raises both for what it can't reach or parse
         who = f"rank 0 can't keep their store at {where or 'MASTER_ADDR'}" if first else f"rank 0 can't be reached{_at(where)}"
         raise couldnt_join(place, f"{who} (torch says: {first_line(error)})") from error
+
+
+def _await_listener(host: str, port: int, place: Place, deadline: Deadline) -> None:
+    """Return when somebody listens there: torch would wait for that, too, but up to twice as long as it is told."""
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=max(deadline.left_s, _LOOK_AGAIN_S)):
+                return
+        except OSError as error:
+            if deadline.left_s <= 0:
+                allowed = f"the {deadline.allowed_s:g} s that --timeout allows"
+                why = f"rank 0 can't be reached{_at(place.rendezvous)} within {allowed} ({error.strerror or error})"
+                raise couldnt_join(place, why) from error
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def check_in(store: Store, place: Place, deadline: Deadline) -> None:
