@@ -1,7 +1,7 @@
 """Published measurements that ship with shardroute: small tables, each row with its source and the system it was taken on."""
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 from shardroute.planner.backends.channels import Traffic
 from shardroute.planner.backends.tuning import Algorithm, Group
@@ -141,22 +141,7 @@ def assumed_refits() -> tuple[AssumedRefit, ...]:
     )
 
 
-class _Case(TypedDict):
-    name: str
-    model: str
-    precision: str | None
-    mtp: bool
-    source_spec: str
-    target_spec: str
-    machine: str
-    domain_gpus: int
-    strategy: str
-    framework: bool
-    group: str
-    note: str
-
-
-def _case(row: dict[str, str]) -> _Case:
+def _case(row: dict[str, str]) -> dict[str, Any]:
     """The fields of a case, which both tables have."""
     return {
         "name": row["id"],
