@@ -11,7 +11,15 @@ from shardroute.executors.emulation import commands as _emulation  # noqa: F401 
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.ranks import PROCESSES
 from shardroute.executors.measuring.copies import calibrate_here
-from shardroute.executors.run import DEFAULT_TIMEOUT_S, TRANSPORTS, RunResult, check_transport, run_as_rank, run_plan
+from shardroute.executors.run import (
+    DEFAULT_TIMEOUT_S,
+    TRANSPORTS,
+    RunResult,
+    check_limits,
+    check_transport,
+    run_as_rank,
+    run_plan,
+)
 from shardroute.planner.check import check
 from shardroute.planner.cli import app
 from shardroute.planner.cli.calibrate import calibrate_from_files, figure_text, print_fitted
@@ -28,6 +36,9 @@ from shardroute.topologies.files import check_writable
 from shardroute.topologies.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["main"]
+
+# How often a step of a training loop is run unless told otherwise: the first finds caches and memory cold, as no later one does.
+STEPS = 5
 
 
 @app.command("run", rich_help_panel="Run and measure")
@@ -53,7 +64,10 @@ def run_command(
         typer.Option("--arithmetic", help="What computes attention: numpy (default on CPUs), or torch (always on GPUs)."),
     ] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.")] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Run this often and report the median.")] = 1,
+    repeats: Annotated[
+        int | None,
+        typer.Option("--repeats", help="Run this often and report the median.", show_default=f"1; {STEPS} where it computes"),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Follow each piece by checksums, and name where one was corrupted.")
     ] = False,
@@ -65,6 +79,7 @@ def run_command(
     With processes on this machine, or as one of the ranks that torchrun, srun or mpirun has started; rank 0 then reports.
     """
     check_transport(transport)
+    check_limits(timeout, 1 if repeats is None else repeats)
     place = None if spawn else find_place(rank, world_size, rendezvous)
     if place is None and transport != PROCESSES and not spawn:
         raise InputError(
@@ -72,6 +87,8 @@ def run_command(
             f"with torchrun, srun or mpirun, or give --rank, --world-size and --rendezvous"
         )
     loaded = load_plan(plan)
+    if repeats is None:
+        repeats = 1 if loaded.attention is None else STEPS
     reports = place is None or place.rank == 0
     if output is not None and reports:
         check_writable(output, "the timeline")

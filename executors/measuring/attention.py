@@ -9,6 +9,7 @@ thread as that of ranks has.
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -35,7 +36,8 @@ _CASES: Final = (
     (2048, 1, 1, 64), (1024, 1, 1, 16), (1024, 1, 1, 128), (512, 4, 4, 128), (256, 8, 8, 64), (128, 16, 16, 32), (64, 32, 32, 64),
     (256, 16, 4, 64), (128, 32, 8, 32), (512, 8, 2, 32),
 )  # fmt: skip
-# Enough that the fastest of each met no interrupt; they take 3 s of CPU time in all.
+# The median is taken, as of runs: what interrupts and caches that others use cost is part of a step, too.
+# All take 3 s of CPU time.
 _REPEATS: Final = 5
 # Of a partial output or gradient that is added up: between the caches and what a large call has.
 _SUM_SHAPE: Final = (1, 4096, 8, 64)
@@ -95,8 +97,8 @@ def _measured(call: Attention) -> tuple[_Sample, _Sample]:
     keys = [Block(chunks.rows, 0, call.n_kv_heads, {name: arrays[name] for name in ("k", "v", "dk", "dv")})]
     served = call.n_heads // call.n_kv_heads
     parts = _parts(work(call, chunks.rows, 0, chunks.rows, 0, served).times(call.n_kv_heads), call.head_dim)
-    forward_s = _fastest(lambda: attend(call, queries, keys, fresh=True))
-    backward_s = _fastest(lambda: grad(call, queries, keys, fresh_dq=True, fresh_dkv=True))
+    forward_s = _typical(lambda: attend(call, queries, keys, fresh=True))
+    backward_s = _typical(lambda: grad(call, queries, keys, fresh_dq=True, fresh_dkv=True))
     return _Sample(parts, forward_s), _Sample(parts, backward_s)
 
 
@@ -124,15 +126,15 @@ def _sums() -> dict[str, float]:
     out, other = (np.ones(_SUM_SHAPE, np.float32) for _ in range(2))
     lse, found = (np.zeros(_SUM_SHAPE[:3], np.float32) for _ in range(2))
     return {
-        "sums.add_bandwidth": out.nbytes / _fastest(lambda: add(out, [other], fresh=False)),
-        "sums.merge_bandwidth": out.nbytes / _fastest(lambda: merge(out, lse, [(other, found)], fresh=False)),
+        "sums.add_bandwidth": out.nbytes / _typical(lambda: add(out, [other], fresh=False)),
+        "sums.merge_bandwidth": out.nbytes / _typical(lambda: merge(out, lse, [(other, found)], fresh=False)),
     }
 
 
-def _fastest(run: Callable[[], None]) -> float:
+def _typical(run: Callable[[], None]) -> float:
     times: list[float] = []
     for _ in range(_REPEATS):
         began_s = time.thread_time()
         run()
         times.append(time.thread_time() - began_s)
-    return min(times)
+    return statistics.median(times)

@@ -1,6 +1,5 @@
 """How `shardroute validate --ring` shows published rows of ring attention beside their predictions."""
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -39,6 +38,17 @@ class LeftOutRows(msgspec.Struct, frozen=True):
     reason: str
 
 
+class RingGoal(msgspec.Struct, frozen=True):
+    """A figure of rows that no prediction has seen, as a share, and what it should stay below."""
+
+    name: str
+    n_rows: int
+    figure: str
+    found: float
+    below: float
+    met: bool
+
+
 class ValidatedRing(msgspec.Struct, frozen=True):
     """Published training steps and attention calls beside predictions; the field names are those of `validate --ring --json`."""
 
@@ -46,6 +56,7 @@ class ValidatedRing(msgspec.Struct, frozen=True):
     gains: list[Gain]
     summaries: list[Summary]
     not_predicted: list[LeftOutRows]
+    goals: list[RingGoal]
 
 
 def print_ring_report(json: bool, rows: str | None = None) -> None:
@@ -61,14 +72,22 @@ def print_ring_report(json: bool, rows: str | None = None) -> None:
     )
     print_summaries("Errors of step and call times", report.summaries)
     if steps := [row for row in report.rows if row.kind == "step"]:
-        left_out = [row.left_out_error for row in steps if row.left_out_error is not None]
-        rms = math.sqrt(math.fsum(error**2 for error in left_out) / len(left_out))
-        _print_rows(f"Training steps: three rates fitted to the NVSHMEM column, with each row left out {rms:.1%} rms", steps)
+        _print_rows("Training steps: three rates fitted to the NVSHMEM column", steps)
         _print_rows("Unexplained: shown, not fitted, not counted", report.unexplained)
         _print_gains(report.gains)
     attention = [row for row in report.rows if row.kind == "attention"]
     attention.sort(key=lambda row: -abs(row.judged_error or 0.0))
     _print_rows(f"Attention: the rows that miss most of {len(attention)}", attention[:_SHOWN])
+    if report.goals:
+        print_table(
+            ["goal for", "rows", "figure", "found", "below", ""],
+            [
+                [g.name, str(g.n_rows), g.figure, f"{g.found:.2%}", f"{g.below:.1%}", "met" if g.met else "MISSED"]
+                for g in report.goals
+            ],
+            right=["rows", "found", "below"],
+            title="\nGoals, for predictions that haven't seen their row",
+        )
 
 
 def _print_gains(gains: Sequence[Gain]) -> None:
@@ -114,4 +133,5 @@ def _as_json(report: RingReport) -> ValidatedRing:
         gains=list(report.gains),
         summaries=[unpadded(found) for found in report.summaries],
         not_predicted=[LeftOutRows(n, reason) for n, reason in report.skipped],
+        goals=[RingGoal(g.name, g.n_rows, g.figure, g.found, g.below, g.met) for g in report.goals],
     )  # fmt: skip

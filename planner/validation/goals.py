@@ -10,6 +10,27 @@ from shardroute.planner.validation.rows import ValidationRow
 # Shares that the project set itself, in the median and at worst, for predictions that haven't seen their row.
 COLLECTIVES: Final = (0.10, 0.40)
 REFITS: Final = (0.15, 0.35)
+# Of the ring: the root mean square of training steps over NVSHMEM, each left out; gains at TP 1, at worst; the median and the
+# worst of all other rows.
+RING_STEPS: Final = 0.04
+RING_GAINS: Final = 0.015
+RING_OTHERS: Final = (0.10, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A goal for a figure of some rows: what is found, a share (for gains a difference of shares), and what it must be below."""
+
+    name: str
+    n_rows: int
+    figure: str
+    found: float
+    below: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it is below."""
+        return self.found < self.below
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,12 @@
 """Everything published about ring attention beside its prediction, group by group: what `shardroute validate --ring` shows."""
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardroute.planner.validation.attention_rows import attention_rows, kernel_rows, own_rows, skipped_calls
+from shardroute.planner.validation.goals import RING_GAINS, RING_OTHERS, RING_STEPS, Limit
 from shardroute.planner.validation.rows import Summary, ValidationRow, summarise
 from shardroute.planner.validation.step_rows import Gain, gains, step_rows, te_rows
 from shardroute.topologies.errors import InputError
@@ -16,6 +20,7 @@ class RingReport:
     unexplained   rows that are predicted and shown, but that nothing in the model can meet
     kernels       single kernels on one GPU, which the calls' rates come from
     skipped       published rows without a prediction: how many, and why
+    goals         what predictions are held to that haven't seen their row
     """
 
     rows: tuple[ValidationRow, ...]
@@ -24,6 +29,7 @@ class RingReport:
     gains: tuple[Gain, ...]
     summaries: tuple[Summary, ...]
     skipped: tuple[tuple[int, str], ...]
+    goals: tuple[Limit, ...]
 
 
 def ring_report() -> RingReport:
@@ -34,6 +40,7 @@ def ring_report() -> RingReport:
     for _, reason in skipped_calls():
         reasons[reason] = reasons.get(reason, 0) + 1
     unseen = [row for row in attention if not row.fitted]
+    found_gains = tuple(gains())
     summaries = [
         summarise("training steps, NVSHMEM", [row for row in told if row.fitted]),
         summarise("training steps, NCCL, tp 1", [row for row in told if not row.fitted]),
@@ -46,10 +53,24 @@ def ring_report() -> RingReport:
         rows=(*told, *attention),
         unexplained=tuple(row for row in steps if row.kind == "unexplained"),
         kernels=kernels,
-        gains=tuple(gains()),
+        gains=found_gains,
         summaries=tuple(summaries),
         skipped=tuple((n, reason) for reason, n in sorted(reasons.items(), key=lambda item: -item[1])),
+        goals=tuple(_goals(told, unseen, found_gains)),
     )
+
+
+def _goals(steps: Sequence[ValidationRow], attention: Sequence[ValidationRow], found: Sequence[Gain]) -> list[Limit]:
+    left_out = [row.left_out_error for row in steps if row.left_out_error is not None]
+    others = [abs(row.error) for row in (*(row for row in steps if not row.fitted), *attention)]
+    explained = [abs(gain.predicted - gain.published) for gain in found if gain.explained]
+    rms = math.sqrt(math.fsum(error**2 for error in left_out) / len(left_out))
+    return [
+        Limit("NVSHMEM steps, each left out", len(left_out), "root mean square", rms, RING_STEPS),
+        Limit("gains at tp 1", len(explained), "worst", max(explained), RING_GAINS),
+        Limit("other rows, not fitted", len(others), "median", statistics.median(others), RING_OTHERS[0]),
+        Limit("other rows, not fitted", len(others), "worst", max(others), RING_OTHERS[1]),
+    ]
 
 
 def own_report(path: str) -> RingReport:
@@ -58,7 +79,7 @@ def own_report(path: str) -> RingReport:
     if not rows:
         raise InputError(f"{path}: no rows to predict")
     summaries = [summarise("your rows", rows), *(summarise(f"  {title}", own) for title, own in _by_publication(rows))]
-    return RingReport(tuple(rows), (), (), (), tuple(summaries), ())
+    return RingReport(tuple(rows), (), (), (), tuple(summaries), (), ())
 
 
 def _by_publication(rows: list[ValidationRow]) -> list[tuple[str, list[ValidationRow]]]:
