@@ -1,9 +1,10 @@
 """Run the tests with the oldest versions that pyproject.toml allows, in an environment of their own.
 
-    python tools/lowest.py [--python 3.11] [--folder build/lowest] [--list] [-- PYTEST ARGUMENTS]
+    python tools/lowest.py [--extra torch]... [--python 3.11] [--folder build/lowest] [--list] [-- PYTEST ARGUMENTS]
 
-Direct dependencies, those of the extra `test` too, are the oldest that their bounds allow; what they need in turn is the newest
-that fits, as an installer would take it today. Needs uv (`pip install uv`) and a package index. Exit code: that of pytest.
+Direct dependencies, those of the extra `test` and of extras that are named too, are the oldest that their bounds allow; what
+they need in turn is the newest that fits, as an installer would take it today. Tests of extras that aren't there are skipped.
+Needs uv (`pip install uv`) and a package index. Exit code: that of pytest.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="3.11", help="which Python; default: 3.11, the oldest that is supported")
     parser.add_argument("--folder", type=Path, default=Path("build/lowest"), help="of the environment, made anew")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml beside test; torch is 5 GB")
     parser.add_argument("--list", action="store_true", help="print the versions and stop")
     parser.add_argument("pytest", nargs="*", help="tests, and options of pytest; default: all tests")
     arguments = parser.parse_args()
@@ -37,14 +39,16 @@ def main() -> int:
     if uv is None:
         parser.error("uv is not installed: pip install uv")
     resolution = ["--resolution", "lowest-direct"]
+    extras = ["test", *arguments.extra]
     if arguments.list:
         chosen = [uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header", *resolution]
-        return run([*chosen, "--python-version", arguments.python, "--extra", "test", "pyproject.toml"])
+        named = [word for extra in extras for word in ("--extra", extra)]
+        return run([*chosen, "--python-version", arguments.python, *named, "pyproject.toml"])
     folder = (Path.cwd() / arguments.folder).resolve()
     python = folder / "bin" / "python"
     for command in (
         [uv, "venv", "--quiet", "--clear", "--python", arguments.python, folder],
-        [uv, "pip", "install", "--quiet", "--python", python, *resolution, "--editable", ".[test]"],
+        [uv, "pip", "install", "--quiet", "--python", python, *resolution, "--editable", f".[{','.join(extras)}]"],
         [uv, "pip", "list", "--python", python],
     ):
         if code := run(command):
