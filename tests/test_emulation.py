@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from shardroute.executors.emulation.collectives import Pieces, parts_of
 from shardroute.executors.emulation.courses import Course
 from shardroute.executors.emulation.emulate import emulate
 from shardroute.executors.emulation.machines import emulated_machine, save_machine
-from shardroute.executors.emulation.namespaces import Namespaces, why_no_namespaces
-from shardroute.executors.emulation.ping_pong import calibrate_emulated
+from shardroute.executors.emulation.namespaces import Namespaces, enter, why_no_namespaces
+from shardroute.executors.emulation.ping_pong import _half, _Hops, _large, _reached, calibrate_emulated
 from shardroute.executors.emulation.ports import Port
 from shardroute.executors.emulation.validate import EmulatedRow, Validation, cluster
 from shardroute.executors.emulation.wirings import channels_of, hops_of, wiring_of
@@ -309,6 +310,25 @@ def test_goals_are_missed_by_a_wrong_order_a_median_or_a_single_error(times: dic
     assert not validation(**times).is_within_goals
 
 
+@given(rate_Bps=st.floats(1e6, 1e8), latency_s=st.floats(0, 0.01), at_once=st.integers(0, 20_000))
+def test_what_a_link_lets_through_at_once_is_no_part_of_its_rate(rate_Bps: float, latency_s: float, at_once: int) -> None:
+    half_s, large_s = (latency_s + (n - at_once) / rate_Bps for n in (_half(rate_Bps), _large(rate_Bps)))
+
+    assert _reached(_Hops(latency_s, latency_s, half_s, large_s), rate_Bps) == pytest.approx(rate_Bps)
+
+
+def overtaken(namespace: int) -> int:
+    """Packets that came to a namespace before others of their connection which had been sent earlier."""
+
+    def count() -> int:
+        enter(namespace)
+        names, values = (line.split() for line in Path("/proc/thread-self/net/netstat").read_text().splitlines()[:2])
+        return int(values[names.index("TCPOFOQueue")])
+
+    with ThreadPoolExecutor(1) as apart:  # a namespace is a thread's
+        return apart.submit(count).result()
+
+
 @needs_namespaces
 def test_links_in_namespaces_carry_a_plan_at_their_rate_and_leave_no_trace() -> None:
     plan = small_plan("domain-relay")
@@ -317,8 +337,11 @@ def test_links_in_namespaces_carry_a_plan_at_their_rate_and_leave_no_trace() -> 
     with Namespaces(plan.topology) as links:
         descriptors = links.descriptors
         found = emulate(plan, links=links, timeout_s=60)
+        n_overtaken = sum(overtaken(descriptor) for descriptor in descriptors)
 
     assert found.mismatches == ()
+    # Each message is a whole number of packets and some bytes more, which must not overtake them.
+    assert n_overtaken == 0
     assert found.measured_s > 0.85 * nominal_s(plan)
     assert sorted(os.listdir("/sys/class/net")) == before
     for descriptor in descriptors:
@@ -403,6 +426,8 @@ def test_emulate_runs_a_plan_and_shows_it_beside_its_prediction(cli, tmp_path: P
         (["validate", "--emulated", "--ring"], "--emulated is shown alone"),
         (["validate", "--namespaces"], "--namespaces goes with --emulated"),
         (["validate", "--emulated", "--repeats", "0"], "1 to 10000 repeats"),
+        (["validate", "--emulated", "--case", "huge"], "expected one of replicas, dense, colocated"),
+        (["validate", "--case", "dense"], "--case goes with --emulated"),
     ],
 )
 def test_mistakes_are_told_in_one_line(cli, arguments: list[str], message: str) -> None:

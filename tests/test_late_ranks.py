@@ -32,17 +32,21 @@ AT = r"at step 0 \(all-reduce of 1 piece, 16.4 kB, the 4 ranks of group 0\)"
 OVER = f"when the {ALLOWED_S[signal.SIGSTOP]:g} s that --timeout allows were over"
 
 
-def errors_of(transport: str, folder: Path, number: signal.Signals) -> dict[int, str]:
-    """What ranks say of which one gets a signal in the middle of the sum; if that stops it, it goes on after the deadline."""
+def errors_of(
+    transport: str, folder: Path, number: signal.Signals, *, resumes: bool = True, hosts: str = ""
+) -> dict[int, str]:
+    """What ranks say of which one gets a signal in the middle of the sum; if that stops it, it goes on after the deadline, unless
+    it never does. `hosts` are names that mpiexec takes for hosts, all of which are this one.
+    """
     try:
         load_library(transport)
     except InputError as error:
         pytest.skip(str(error))
-    launcher = [find_mpiexec(), "-n", str(N_RANKS)] if transport == "mpi" else []
+    launcher = mpiexec(hosts) if transport == "mpi" else []
     command = [*launcher, sys.executable, str(HERE / "late_ranks.py"), str(folder), transport, number.name]
     environment = os.environ | {"PYTHONPATH": str(HERE), "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    if number == signal.SIGSTOP:
+    if number == signal.SIGSTOP and resumes:
         hurt = pid_of(folder, HURT)
         while state_of(hurt) not in ("T", GONE):
             time.sleep(0.05)
@@ -52,6 +56,11 @@ def errors_of(transport: str, folder: Path, number: signal.Signals) -> dict[int,
     process.wait(60)
     files = {rank: folder / f"{rank}.json" for rank in range(N_RANKS)}
     return {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
+
+
+def mpiexec(hosts: str) -> list[str]:
+    """The launcher of four ranks, on one host or two by each name of several."""
+    return [find_mpiexec(), *(["-launcher", "fork", "-hosts", hosts, "-ppn", "2"] if hosts else []), "-n", str(N_RANKS)]
 
 
 def pid_of(folder: Path, rank: int) -> int:
@@ -81,18 +90,55 @@ def test_a_rank_that_is_late_in_a_sum_over_gloo_is_named_and_says_itself_where_i
 
 
 @pytest.mark.faults
-def test_a_rank_that_is_late_in_a_sum_over_mpi_is_named_by_those_that_wait_and_ended_with_them(
+def test_a_rank_that_is_late_in_a_sum_over_mpi_says_itself_where_it_was_before_the_run_ends(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     need_asked(request, in_gate=False)
     errors = errors_of("mpi", tmp_path, signal.SIGSTOP)
 
-    others = {rank: error for rank, error in errors.items() if rank != HURT}
-    assert others
-    for rank, error in others.items():
+    assert sorted(errors) == list(range(N_RANKS))
+    for rank, error in errors.items():
         assert re.fullmatch(rf"rank {rank} {AT}, waiting for rank \d, {OVER}", error), error
-    assert any(f"waiting for rank {HURT}, " in error for error in others.values())
+    assert any(f"waiting for rank {HURT}, " in error for error in errors.values())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("hosts", ["", "one,other"], ids=["one host", "two hosts"])
+def test_a_rank_that_stays_stopped_over_mpi_is_named_by_all_others_with_its_step_and_the_run_ends(
+    hosts: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    need_asked(request, in_gate=False)
+    errors = errors_of("mpi", tmp_path, signal.SIGSTOP, resumes=False, hosts=hosts)
+
+    assert sorted(errors) == [rank for rank in range(N_RANKS) if rank != HURT]
+    for rank, error in errors.items():
+        seen = rf"rank {HURT} is stopped by a signal {AT}"
+        assert re.fullmatch(rf"rank {rank} {AT}, waiting for rank \d, {OVER}; {seen}", error), error
     assert state_of(pid_of(tmp_path, HURT)) == GONE
+
+
+@pytest.mark.faults
+def test_a_rank_that_never_comes_to_mpi_is_named_though_it_is_on_another_host(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    need_asked(request, in_gate=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    segments = set(Path("/dev/shm").glob("mpich_*"))
+    program = (
+        "import sys; from shardroute.executors.launching.launches import find_place; "
+        "from shardroute.executors.transports.mpi import connect; from shardroute.executors.transports.seam import Deadline; "
+        f"import time; place = find_place(rendezvous={where!r}); "
+        "time.sleep(8) if place.rank == 2 else connect(place, Deadline.after(4))"
+    )
+
+    command = [*mpiexec("one,other"), sys.executable, "-c", program]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    late = rf"rank 2 didn't come to {where} within the 4 s that --timeout allows"
+    for rank in (0, 1, 3):
+        assert f"error: rank {rank} couldn't join the 4 ranks of the run: {late}\n" in said
+    assert set(Path("/dev/shm").glob("mpich_*")) <= segments
 
 
 def test_all_that_lose_a_rank_over_gloo_name_it_and_not_a_neighbour_that_gave_up(tmp_path: Path) -> None:

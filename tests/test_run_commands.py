@@ -68,6 +68,18 @@ def test_ranks_of_mpirun_on_one_host_meet_in_a_file_of_their_own() -> None:
     assert f"-{os.getppid()}-" in place.rendezvous
 
 
+def test_ranks_meet_whether_mpirun_has_started_them_or_a_script_in_between() -> None:
+    program = "from shardroute.executors.launching.launches import file_of_host; print(file_of_host())"
+    script = '"$PYTHON" -c "$PROGRAM"; true'
+    told = {**os.environ, **HYDRA, "PYTHON": sys.executable, "PROGRAM": program}
+
+    straight = subprocess.check_output([sys.executable, "-c", program], env=told, text=True)
+    in_between = subprocess.check_output(["sh", "-c", script], env=told, text=True)
+
+    assert straight == in_between
+    assert f"-{os.getpid()}-" in straight
+
+
 def test_flags_win_over_the_launcher() -> None:
     place = find_place(rank=0, size=2, rendezvous="tcp://host:1", environment=TORCHRUN)
 

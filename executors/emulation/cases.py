@@ -22,6 +22,7 @@ from shardroute.planner.ring.workloads import Attention
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
 
 N_DOMAINS: Final = 4
@@ -97,6 +98,18 @@ CASES: Final = (
         (_RING, "direct", "domain-relay", "greedy"),
     ),
 )  # fmt: skip
+
+
+def cases_named(names: Sequence[str]) -> tuple[Case, ...]:
+    """Those of CASES that have one of these names, in their own order; all if no name is given.
+
+    Raises InputError for a name that none has.
+    """
+    known = [case.name for case in CASES]
+    for name in names:
+        if name not in known:
+            raise InputError(f"case {name!r} is not known; expected one of {', '.join(known)}")
+    return tuple(case for case in CASES if not names or case.name in names)
 
 
 def _model(

@@ -1,8 +1,9 @@
 """What an emulated cluster reaches, by its own ping-pong: a calibration fitted to runs of small plans on it.
 
 Disjoint pairs of ranks send each other messages in turn, all pairs at once: in domains over NVLink, between domains over NICs.
-Small messages give a path's latency, large ones beside them its bandwidth, small ones of many pieces what a piece costs; copies
-within a rank give the rate of its memory. Predictions rest on these figures alone.
+Small messages give a path's latency, large ones beside others of half their size its bandwidth (so that what a link lets through
+at once doesn't count), small ones of many pieces what a piece costs; copies within a rank give the rate of its memory.
+Predictions rest on these figures alone.
 """
 
 import datetime
@@ -27,12 +28,13 @@ from shardroute.topologies.errors import RunError
 from shardroute.topologies.topologies import Topology
 
 LIBRARY: Final = "emulated links"
-# A message of many pieces has so many of 8 bytes; a large one takes its link so long at the nominal rate.
+# A message of many pieces has so many of 8 bytes; a large one takes its link so long at the nominal rate, and one of half its
+# size goes beside it.
 _PIECE_BYTES, _PIECES, _LARGE_S = 8, 64, 0.1
 # Where links are faster than processes, as NVLink is: this takes them a millisecond or more, long against any latency.
 _MOST_LARGE_BYTES: Final = 4 * 2**20
 # Turns of each kind. Those of small messages take well below a millisecond each, so many cost nothing.
-_SMALL, _MANY, _LARGE, _LOCAL = 40, 40, 6, 16
+_SMALL, _MANY, _HALF, _LARGE, _LOCAL = 40, 40, 8, 8, 16
 _LOCAL_BYTES: Final = 2**20
 
 
@@ -51,6 +53,7 @@ class _Hops:
 
     small_s: float
     many_s: float
+    half_s: float
     large_s: float
 
 
@@ -68,7 +71,7 @@ def calibrate_emulated(
     near, far = _near_pairs(topology), _far_pairs(topology)
     found: list[_Hops] = []
     for i, (pairs, rate_Bps) in enumerate(((near, nvlink_Bps), (far, nic_Bps))):
-        found.append(_play(topology, pairs, rate_Bps, links, timeout_s) if pairs else _Hops(0.0, 0.0, 0.0))
+        found.append(_play(topology, pairs, rate_Bps, links, timeout_s) if pairs else _Hops(0.0, 0.0, 0.0, 0.0))
         tell((i + 1) / 3)
     memory_Bps = _local(topology, links, timeout_s)
     tell(1.0)
@@ -91,18 +94,23 @@ def calibrate_emulated(
 
 
 def _reached(hops: _Hops, rate_Bps: float) -> float:
-    """Bytes per second that large messages show beside small ones."""
-    more_s = hops.large_s - hops.small_s
+    """Bytes per second that large messages show beside those of half their size."""
+    large, half = _large(rate_Bps), _half(rate_Bps)
+    more_s = hops.large_s - hops.half_s
     if more_s <= 0:
         raise RunError(
-            f"a message of {_large(rate_Bps)} bytes took {hops.large_s:g} s and one of {_PIECE_BYTES} bytes {hops.small_s:g} s; "
-            "is the machine busy? Measure when it is idle"
+            f"a message of {large} bytes took {hops.large_s:g} s and one of {half} bytes {hops.half_s:g} s; is the machine busy? "
+            "Measure when it is idle"
         )
-    return (_large(rate_Bps) - _PIECE_BYTES) / more_s
+    return (large - half) / more_s
 
 
 def _large(rate_Bps: float) -> int:
     return max(min(int(rate_Bps * _LARGE_S), _MOST_LARGE_BYTES) // _PIECE_BYTES, 2) * _PIECE_BYTES
+
+
+def _half(rate_Bps: float) -> int:
+    return _large(rate_Bps) // (2 * _PIECE_BYTES) * _PIECE_BYTES
 
 
 def _near_pairs(topology: Topology) -> list[tuple[int, int]]:
@@ -126,7 +134,10 @@ def _far_pairs(topology: Topology) -> list[tuple[int, int]]:
 def _play(
     topology: Topology, pairs: Sequence[tuple[int, int]], rate_Bps: float, links: Links | None, timeout_s: float
 ) -> _Hops:
-    kinds = (_Kind(_SMALL, 1, _PIECE_BYTES), _Kind(_MANY, _PIECES, _PIECE_BYTES), _Kind(_LARGE, 1, _large(rate_Bps)))
+    kinds = (
+        _Kind(_SMALL, 1, _PIECE_BYTES), _Kind(_MANY, _PIECES, _PIECE_BYTES), _Kind(_HALF, 1, _half(rate_Bps)),
+        _Kind(_LARGE, 1, _large(rate_Bps)),
+    )  # fmt: skip
     plan = _turns(topology, pairs, kinds)
     end_s = emulate(plan, links=links, timeout_s=timeout_s).timeline.end_s.reshape(-1, len(pairs))
     hop_s = np.diff(end_s, axis=0)

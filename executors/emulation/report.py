@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import msgspec
 import typer
 
-from shardroute.executors.emulation.cases import CASES
+from shardroute.executors.emulation.cases import Case, cases_named
 from shardroute.executors.emulation.namespaces import Namespaces
 from shardroute.executors.emulation.validate import (
     MEDIAN_GOAL,
@@ -35,21 +35,23 @@ class RowOfRuns(msgspec.Struct, frozen=True):
     error: float
 
 
-def print_emulated(*, namespaces: bool, repeats: int, json: bool) -> None:
-    """Run all plans on an emulated cluster and print them as a table or as JSON; exit 1 where goals are missed."""
-    topology = cluster()
+def print_emulated(*, cases: Sequence[str], namespaces: bool, repeats: int, json: bool) -> None:
+    """Run the plans of the cases of these names (none for all) on an emulated cluster, and print them as a table or as JSON; exit
+    1 where goals are missed. Raises InputError for a name that no case has.
+    """
+    chosen, topology = cases_named(cases), cluster()
     with progress("emulating") as done, Namespaces(topology) if namespaces else nullcontext() as links:
-        found = validate_emulated(topology, links=links, repeats=repeats, progress=lambda share, _what: done(share))
+        found = validate_emulated(topology, links=links, cases=chosen, repeats=repeats, progress=lambda share, _what: done(share))
     if json:
         print_json(_as_json(found))
     else:
-        _print(found, topology.title)
+        _print(found, topology.title, chosen)
     if not found.is_within_goals:
         stderr().print("out of tolerance: see the goals above" if not json else "out of tolerance", markup=False)
         raise typer.Exit(1)
 
 
-def _print(found: Validation, title: str) -> None:
+def _print(found: Validation, title: str, cases: Sequence[Case]) -> None:
     print_table(
         ["case", "strategy", "predicted", "measured", "trials", "error"],
         [
@@ -62,7 +64,7 @@ def _print(found: Validation, title: str) -> None:
         right=["predicted", "measured", "error"],
         title=f"{title}: predicted and measured",
     )  # fmt: skip
-    print_facts("\nCases", [(case.name, case.what) for case in CASES])
+    print_facts("\nCases", [(case.name, case.what) for case in cases])
     ordered, ahead = found.ordered, found.balanced_ahead
     ties = [pair for pair in found.pairs if pair.is_tie]
     facts = [

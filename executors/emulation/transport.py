@@ -102,16 +102,22 @@ class EmulatedTransport:
         )
         self._signals: dict[tuple[int, int], int] = {}  # how many have come, by step and signal
         self._begin_actions()
-        while not (self._course.is_over and not self._missing and not any(f.waits for f in self._sending.values())):
+        while not self._is_over:
             self._go_on()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._course.is_over and not self._missing and not any(flow.waits for flow in self._sending.values())
+
     def _go_on(self) -> None:
-        """Move what may move now, sleep until something can, and look what happened meanwhile."""
+        """Move what may move now; unless that was all, sleep until more can, and look what happened meanwhile."""
         now_s = time.monotonic()
         if now_s >= self.deadline.at_s:
             raise LateError(self._awaited())
         try:
-            self._look(self._serve(now_s))
+            wake_s = self._serve(now_s)
+            if not self._is_over:  # nothing would wake this rank then
+                self._look(wake_s)
         except RunError:
             if self.deadline.is_close:  # who gave up closed its connections
                 raise LateError(self._awaited()) from None

@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from shardroute.executors.emulation.namespaces import address_of, enter
+from shardroute.executors.emulation.namespaces import URGENT, address_of, enter
 from shardroute.executors.emulation.ports import Port
 from shardroute.executors.emulation.transport import EmulatedTransport
-from shardroute.executors.emulation.wirings import Wiring, channels_of
+from shardroute.executors.emulation.wirings import SIGNALS, Wiring, channels_of
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.launching import hubs
@@ -35,8 +35,8 @@ _MOST_QUANTUM: Final = 2**16
 # Bytes that a socket holds between the two ports, in turns: less, and a port idles whenever the other end is late; more, and a
 # sender gets ahead of a receiver that is shared.
 _TURNS_BETWEEN: Final = 2
-# Bytes that a TCP receiver announces room for, where the kernel keeps to the rates: far more than a link has under way (4 kB in a
-# fifth of a millisecond at NVLink's rate in `machines`), so few that what waits at a switch stays short.
+# Bytes that a TCP receiver announces room for, where the kernel keeps to the rates: more than a link has under way (a packet of
+# 16 KiB or two at NVLink's rate in `machines`), so few that what waits at a switch stays short.
 _TCP_ROOM: Final = 2**16
 
 
@@ -101,7 +101,7 @@ class EmulatedWorld:
                     if src == rank:
                         listens, theirs = where[dst]
                         at = bytes.fromhex(listens) if isinstance(listens, str) else tuple(listens)
-                        connection = _connect(at, namespaced, deadline, _between(wiring, rank, dst))
+                        connection = _connect(at, namespaced, deadline, _between(wiring, rank, dst), use)
                         connection.sendall(_HELLO.pack(bytes.fromhex(theirs), rank, use))
                         transport.add_sending(connection, dst, use)
                 while n_into:
@@ -157,6 +157,7 @@ def _listener(rank: int, namespaced: bool, n_into: int) -> socket.socket:
     if namespaced:
         listener = socket.create_server((address_of(rank), 0), backlog=n_into + 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _TCP_ROOM)
+        listener.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, URGENT)  # of what the connections that it accepts say
     else:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("")  # Linux then chooses a name, which no file bears
@@ -165,12 +166,14 @@ def _listener(rank: int, namespaced: bool, n_into: int) -> socket.socket:
 
 
 def _connect(
-    at: bytes | tuple[object, ...], namespaced: bool, deadline: Deadline, room: int
+    at: bytes | tuple[object, ...], namespaced: bool, deadline: Deadline, room: int, use: int
 ) -> socket.socket:
     connection = socket.socket(socket.AF_INET if namespaced else socket.AF_UNIX)
     connection.settimeout(deadline.limit_s)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     connection.connect(at)
     if namespaced:
+        if use == SIGNALS:
+            connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, URGENT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

@@ -50,18 +50,18 @@ class Hub:
         if self.rank:
             hub = self._peers[0]
             assert hub is not None
-            _send(hub, payload, first, deadline)
-            sizes = struct.unpack(f"<{len(self._peers)}Q", _receive(hub, first, deadline))
-            everything = _receive(hub, first, deadline)
+            send(hub, payload, first, deadline)
+            sizes = struct.unpack(f"<{len(self._peers)}Q", receive(hub, first, deadline))
+            everything = receive(hub, first, deadline)
             ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
             return [everything[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         named = list(zip(self._names, self._peers, strict=True))
-        given = [payload if peer is None else _receive(peer, name, deadline) for name, peer in named]
+        given = [payload if peer is None else receive(peer, name, deadline) for name, peer in named]
         told = struct.pack(f"<{len(given)}Q", *map(len, given))
         for name, peer in named:
             if peer is not None:
-                _send(peer, told, name, deadline)
-                _send(peer, b"".join(given), name, deadline)
+                send(peer, told, name, deadline)
+                send(peer, b"".join(given), name, deadline)
         return given
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ def meet(place: Place, deadline: Deadline) -> Hub:
 def _gather_all(place: Place, deadline: Deadline) -> Hub:
     peers: list[tuple[socket.socket, Seal] | None] = [None] * place.size
     n_refused = 0
-    with _server(place) as (server, token), selectors.DefaultSelector() as waiting:
+    with server_at(place) as (server, token), selectors.DefaultSelector() as waiting:
         server.setblocking(False)
         waiting.register(server, selectors.EVENT_READ)
         visits: dict[socket.socket, Visit] = {}
@@ -118,7 +118,7 @@ def _gather_all(place: Place, deadline: Deadline) -> Hub:
                     raise LateError([k for k in range(1, place.size) if peers[k] is None])
                 for key, _ in waiting.select(min(1.0, deadline.limit_s)):
                     if key.fileobj is server:
-                        if (visit := _let_in(server, len(visits))) is not None:
+                        if (visit := let_in(server, len(visits))) is not None:
                             visits[visit.peer] = visit
                             waiting.register(visit.peer, selectors.EVENT_READ)
                         continue
@@ -144,7 +144,8 @@ def _gather_all(place: Place, deadline: Deadline) -> Hub:
     return Hub(0, peers)
 
 
-def _let_in(server: socket.socket, n_visitors: int) -> Visit | None:
+def let_in(server: socket.socket, n_visitors: int) -> Visit | None:
+    """Who knocks, if it may come in while so many others do."""
     try:
         peer, _ = server.accept()
     except OSError:  # it is gone already
@@ -161,7 +162,7 @@ def _reach_first(place: Place, deadline: Deadline) -> Hub:
     while True:
         hub: socket.socket | None = None
         try:
-            address, token = _address(place), _token(place)
+            address, token = address_of(place), token_at(place)
             hub = socket.create_connection(address, timeout=deadline.limit_s)
             return Hub(place.rank, [(hub, introduced(hub, place.rank, token)), *[None] * (place.size - 1)])
         except InputError:  # a ValueError, too
@@ -178,7 +179,7 @@ def _reach_first(place: Place, deadline: Deadline) -> Hub:
 
 
 @contextmanager
-def _server(place: Place) -> Iterator[tuple[socket.socket, bytes]]:
+def server_at(place: Place) -> Iterator[tuple[socket.socket, bytes]]:
     """Where rank 0 listens, and the run's token."""
     where = place.rendezvous
     if where.startswith("fd://"):
@@ -193,8 +194,8 @@ def _server(place: Place) -> Iterator[tuple[socket.socket, bytes]]:
             _write_privately(path, f"{platform.node()} {server.getsockname()[1]} {secret.hex()}")
             yield server, secret
     else:
-        host, port = _address(place)
-        token = _token(place)
+        host, port = address_of(place)
+        token = token_at(place)
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             server = socket.create_server((str(address[0]), port), family=family, backlog=1024)
@@ -212,7 +213,8 @@ def _write_privately(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _address(place: Place) -> tuple[str, int]:
+def address_of(place: Place) -> tuple[str, int]:
+    """Where rank 0 listens. Raises InputError where nothing says it, OSError or ValueError while its file isn't there."""
     where = place.rendezvous
     if where.startswith("fd://"):
         host, port, *_ = where.removeprefix("fd://").split(":")
@@ -230,7 +232,7 @@ def _address(place: Place) -> tuple[str, int]:
     return host_and_port(where)
 
 
-def _token(place: Place) -> bytes:
+def token_at(place: Place) -> bytes:
     """The run's token as a rank finds it. Raises InputError where strangers could knock and none is set."""
     where = place.rendezvous
     if where.startswith("fd://"):
@@ -238,7 +240,7 @@ def _token(place: Place) -> bytes:
     if where.startswith("file://"):
         return bytes.fromhex(Path(where.removeprefix("file://")).read_text().split()[2])
     token = token_of()
-    host, _ = _address(place)
+    host, _ = address_of(place)
     if not token and not _is_local(host):
         raise InputError(f"others can reach {host} too: set a secret that all ranks know, {how_to_set()}")
     return token
@@ -252,7 +254,8 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _send(to: tuple[socket.socket, Seal], payload: bytes, rank: int, deadline: Deadline) -> None:
+def send(to: tuple[socket.socket, Seal], payload: bytes, rank: int, deadline: Deadline) -> None:
+    """Send a message, sealed. Raises LateError, or RunError when the rank is lost."""
     peer, seal = to
     try:
         peer.settimeout(deadline.limit_s)
@@ -263,7 +266,8 @@ def _send(to: tuple[socket.socket, Seal], payload: bytes, rank: int, deadline: D
         raise RunError(f"rank {rank} is lost: {_text(error)}") from error
 
 
-def _receive(given: tuple[socket.socket, Seal], rank: int, deadline: Deadline) -> bytes:
+def receive(given: tuple[socket.socket, Seal], rank: int, deadline: Deadline) -> bytes:
+    """The next message, if its seal is right. Raises as `send`, and RunError if it isn't."""
     peer, seal = given
     try:
         peer.settimeout(deadline.limit_s)

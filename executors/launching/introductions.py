@@ -51,7 +51,7 @@ class Visit:
             if magic == _MAGIC and is_same(answer, wanted) and 0 < rank < len(peers) and peers[rank] is None:
                 with suppress(OSError):
                     self.peer.setblocking(True)
-                    self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    _at_once(self.peer)
                     self.peer.sendall(proof(token, b"hub", rank.to_bytes(4, "little"), nonce, self._challenge))
                     peers[rank] = self.peer, Seal(_key(token, self._challenge, nonce), is_hub=True)
                     return True
@@ -61,7 +61,7 @@ class Visit:
 
 def introduced(hub: socket.socket, rank: int, token: bytes) -> Seal:
     """Prove to the hub that this is a rank of the run, and have it prove itself. Raises NotOursError if it doesn't."""
-    hub.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _at_once(hub)
     challenge, nonce = read_whole(hub, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
     number = rank.to_bytes(4, "little")
     hub.sendall(_HELLO.pack(_MAGIC, rank, nonce, proof(token, b"rank", number, challenge, nonce)))
@@ -72,6 +72,12 @@ def introduced(hub: socket.socket, rank: int, token: bytes) -> Seal:
     if not is_same(answer, proof(token, b"hub", number, nonce, challenge)):
         raise NotOursError(f"who answers there has another token ({VARIABLE} must be the same on all ranks), or is no rank 0")
     return Seal(_key(token, challenge, nonce))
+
+
+def _at_once(connection: socket.socket) -> None:
+    """Let small messages go at once, which only TCP holds back."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _key(token: bytes, challenge: bytes, nonce: bytes) -> bytes:

@@ -27,7 +27,17 @@ from shardroute.executors.messages.messages import Messages
 from shardroute.executors.steps import describe_place
 from shardroute.executors.transports.following import follow_on_device, follow_over
 from shardroute.executors.transports.roll_calls import GAVE_UP
-from shardroute.executors.transports.seam import Deadline, Enqueuing, Gapped, GivingUp, LateError, Trial, World
+from shardroute.executors.transports.seam import (
+    Deadline,
+    Enqueuing,
+    Gapped,
+    GivingUp,
+    LateError,
+    Silent,
+    Trial,
+    Witnessed,
+    World,
+)
 from shardroute.planner.plans import Plan
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.units import format_bytes
@@ -107,6 +117,8 @@ def run_launched(
     Raises RunError with the rank and its step.
     """
     board = Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, deadline.left_s)
+    if at_step is None and isinstance(world, Witnessed):
+        at_step = world.at_step
     board = board if at_step is None else replace(board, at_step=at_step)
     try:
         run_over(world, programs, messages, board, plan.digest, deadline, contents, pieces)
@@ -117,11 +129,33 @@ def run_launched(
         late = f"when the {deadline.allowed_s:g} s that --timeout allows were over"
         words = f"rank {world.rank} {where}{peers} {late}"
         _give_up(world, words)
-        raise RunError(words) from error
+        raise GaveUpError(words, _silent(world, plan)) from error
     except RunError as error:
         words = f"rank {world.rank} {describe_place(plan, int(board.at_step[world.rank]))}: {error}"
         _give_up(world, str(error) if GAVE_UP in str(error) else words)
-        raise RunError(words) from error
+        raise GaveUpError(words, _silent(world, plan)) from error
+
+
+class GaveUpError(RunError):
+    """A rank failed: `words` say where and why, `others` where those were that said nothing themselves."""
+
+    def __init__(self, words: str, others: Sequence[str]) -> None:
+        super().__init__("; ".join([words, *others]))
+        self.words, self.others = words, tuple(others)
+
+
+def _silent(world: World, plan: Plan) -> list[str]:
+    """What is known of ranks that say nothing themselves."""
+    return [_last_seen(plan, rank) for rank in world.silent()] if isinstance(world, Witnessed) else []
+
+
+def _last_seen(plan: Plan, rank: Silent) -> str:
+    where = describe_place(plan, rank.step)
+    if rank.is_gone:
+        return f"rank {rank.rank} can't be heard any more and was last seen {where}"
+    if rank.is_stopped:
+        return f"rank {rank.rank} is stopped by a signal {where}"
+    return f"rank {rank.rank} said nothing and was last seen {where}"
 
 
 def _give_up(world: World, words: str) -> None:

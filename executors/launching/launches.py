@@ -5,7 +5,7 @@ Rule: explicit flags win; nothing here opens a connection.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -117,10 +117,34 @@ def file_of_host() -> str:
     """A file for ranks that one process of this host has started; that process's start time tells it from earlier ones of its
     number.
     """
-    parent = os.getppid()
+    parent = _launching_process()
     try:
         started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         started = "0"
     folder = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp"
     return f"file://{folder}/shardroute-{os.getuid()}-{parent}-{started}"
+
+
+def _launching_process() -> int:
+    """The process that has started the ranks of this host: the nearest above this one that isn't a script which mpirun has
+    started as this rank.
+    """
+    process, mine = os.getppid(), _told(os.environ.items())
+    try:
+        while mine and mine == _told(_environment_of(process)):
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # another user's, or a system without /proc
+        pass
+    return process
+
+
+def _told(environment: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What mpirun tells a process of its place."""
+    return {name: value for name, value in environment if name.startswith(("PMI_", "PMIX_", "OMPI_"))}
+
+
+def _environment_of(process: int) -> Iterator[tuple[str, str]]:
+    for line in Path(f"/proc/{process}/environ").read_bytes().decode(errors="surrogateescape").split("\0"):
+        name, _, value = line.partition("=")
+        yield name, value

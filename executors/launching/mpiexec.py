@@ -24,7 +24,7 @@ from shardroute.executors.attention.contents import Contents
 from shardroute.executors.attention.jobs import load_arithmetic
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.interpreting.piece_sums import piece_rows
-from shardroute.executors.launching.launched import run_launched
+from shardroute.executors.launching.launched import GaveUpError, run_launched
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.processes import ONE_THREAD, uninterrupted
 from shardroute.executors.messages.separate import compile_separate
@@ -105,9 +105,9 @@ class MpiexecSession:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _failure(self) -> str:
-        words = sorted(path.read_text() for path in self._folder.glob("words-*"))
-        if words:
-            return "; ".join(words)
+        said = [path.read_text().splitlines() for path in sorted(self._folder.glob("words-*"))]
+        if said:  # what each says of itself, then what they say of others
+            return "; ".join(dict.fromkeys([line for line, *_ in said] + [line for _, *lines in said for line in lines]))
         text = (self._folder / "errors").read_text(errors="replace")
         died = re.search(r"PID (\d+) RUNNING AT.*?EXIT CODE: (\d+)", text, re.DOTALL)  # as MPICH's mpiexec has it
         ranks = np.flatnonzero(self._seen[_PID] == int(died[1])).tolist() if died is not None else []
@@ -118,8 +118,8 @@ class MpiexecSession:
                 f"a rank died (exit code or signal {died[2]}), and mpiexec ended all others with it; it names rank {ranks[0]}. "
                 f"Where each rank was: {'; '.join(where)}"
             )
-        said = text.strip().splitlines()
-        return f"mpiexec ended with exit code {self._process.returncode}: {' '.join(said[-3:]) or 'it said nothing'}"
+        lines = text.strip().splitlines()
+        return f"mpiexec ended with exit code {self._process.returncode}: {' '.join(lines[-3:]) or 'it said nothing'}"
 
 
 def find_mpiexec() -> str:
@@ -142,7 +142,7 @@ def rank_main(folder: str) -> int:
         plan = load_plan(Path(folder) / "run.plan")
         seen = np.memmap(Path(folder) / "seen", np.int64, "r+", shape=(2, place.size))
         seen[_PID, place.rank] = os.getpid()
-        world = connect(place, deadline)
+        world = connect(place, deadline, seen[_AT_STEP])
         found, contents = compile_separate(plan), _contents(Path(folder))
         trials = run_launched(
             world, found.plan, found.programs, found.messages, n_trials=int(n_trials), deadline=deadline, contents=contents,
@@ -151,7 +151,8 @@ def rank_main(folder: str) -> int:
     except Exception as error:  # whatever it is, the caller says it, and no other rank waits for this one
         known = isinstance(error, (ShardrouteError, LateError))
         words = str(error) if known else f"rank {place.rank}: {type(error).__name__}: {error}"
-        (Path(folder) / f"words-{place.rank:06}").write_text(words)
+        lines = [error.words, *error.others] if isinstance(error, GaveUpError) else [" ".join(words.splitlines())]
+        (Path(folder) / f"words-{place.rank:06}").write_text("\n".join(lines))
         if world is not None:
             world.abandon()
         return 1

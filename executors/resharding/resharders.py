@@ -9,10 +9,10 @@ Rule: the destination tensors change once all of them have arrived, on all ranks
 taken in the constructor: the plan's staging slots, a window to pack in, and spare memory for what arrives.
 """
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -28,6 +28,7 @@ from shardroute.executors.resharding.sides import Side, agree_on_sides
 from shardroute.executors.resharding.transfers import RUNNING, Transfer, added
 from shardroute.executors.resharding.versions import Given, Versions, check_version
 from shardroute.executors.resharding.votes import agree_on_end, agree_on_ready, agree_on_version
+from shardroute.executors.resharding.workers import Worker, worker_of
 from shardroute.executors.resharding.worlds import open_world
 from shardroute.executors.steps import describe_place
 from shardroute.executors.transports.seam import Changing, Deadline, Enqueuing, GivingUp, LateError, OnDevice, World
@@ -163,6 +164,7 @@ class Resharder:
                 raise InputError("a resharder moves tensors, and this plan computes attention; run it with `shardroute run`")
         self._world, self._timeout_s, self._broken, self._closed = world, timeout_s, False, False
         self._library_world = world
+        self._worker: Worker | None = None
         self._in_place = spare_bytes == 0
         self._spare: NDArray[np.uint8] | None = None
         self._spare_pointer: int | None = None
@@ -282,9 +284,10 @@ class Resharder:
         parts_s: dict[str, float] = {}
         deadline = Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
         wanted = self._versions.next if version is None else version
-        thread = threading.Thread(target=self._run, args=(deadline, wanted, failure, parts_s), name="shardroute", daemon=True)
-        thread.start()
-        return Transfer(thread, failure, parts_s)
+        if self._worker is None:
+            self._worker = worker_of(self._world.key)
+        done = self._worker.do(partial(self._run, deadline, wanted, failure, parts_s))
+        return Transfer(done, failure, parts_s)
 
     def use_graphs(self) -> None:
         """From the second run on replay a CUDA graph, captured anew when tensors have moved. All ranks call it.
@@ -309,6 +312,7 @@ class Resharder:
         self._world.close()
 
     def _give_back(self) -> None:
+        self._worker = None
         transport = self._buckets[0].transport if self._buckets else None
         if self._spare_pointer is not None and isinstance(transport, OnDevice):
             transport.device.free(self._spare_pointer)
@@ -316,7 +320,7 @@ class Resharder:
         self._spare = None
 
     def _run(self, deadline: Deadline, version: int, failure: list[BaseException], parts_s: dict[str, float]) -> None:
-        """A transfer, in its thread. After a failure the tensors hold what `_versions` says of them."""
+        """A transfer, in the worker's thread. After a failure the tensors hold what `_versions` says of them."""
         at_step = np.full(1, -1, dtype=np.int64)
         rank, bucket = self._world.rank, self._buckets[0]
         claimed, there = False, [False] * len(self._buckets)

@@ -12,13 +12,13 @@ from shardroute.executors.transports.seam import World
 class Transfer:
     """One run of a resharder; its tensors belong to it until `wait` has returned or raised."""
 
-    def __init__(self, thread: threading.Thread, failure: list[BaseException], parts_s: dict[str, float]) -> None:
-        self._thread, self._failure, self._parts_s = thread, failure, parts_s
+    def __init__(self, ended: threading.Event, failure: list[BaseException], parts_s: dict[str, float]) -> None:
+        self._ended, self._failure, self._parts_s = ended, failure, parts_s
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     @property
     def parts_s(self) -> Mapping[str, float]:
@@ -31,7 +31,7 @@ class Transfer:
         """Return when this rank has the new weights. Raises RunError with rank, step and peer; the resharder's `version` says
         then what this rank has: the old weights, unless they were to be written in place or in several buckets.
         """
-        self._thread.join()
+        self._ended.wait()
         if self._failure:
             raise self._failure[0]
 

@@ -8,11 +8,9 @@ import contextlib
 import importlib.util
 import os
 import re
-import select
-import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +19,13 @@ from numpy.typing import NDArray
 from shardroute.executors.interpreting.arenas import Arena
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.packing import Pool
-from shardroute.executors.launching.presences import come, missing_ranks
+from shardroute.executors.launching.couriers import knows_where
+from shardroute.executors.launching.witnesses import Witness
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.reasons import first_line
 from shardroute.executors.transports.exchanges import MessageTransport
-from shardroute.executors.transports.roll_calls import SMALL_BYTES, RollCall
-from shardroute.executors.transports.seam import Deadline, LateError, LostError, Place
+from shardroute.executors.transports.roll_calls import GAVE_UP, SMALL_BYTES, RollCall
+from shardroute.executors.transports.seam import Deadline, LateError, LostError, Place, Silent
 from shardroute.topologies.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 # with more ranks than cores whoever spins keeps others from sending.
 _SPINS = 20
 _MOST_SLEEP_S = 0.0005
-_LAST_WORDS_S = 2.0
+_LAST_WORDS_S = 2.0  # for others to say why they fail, where nothing tells when they have
 # As /proc/PID/maps names one that is still there; removed ones end in " (deleted)".
 _SEGMENT = re.compile(r" (/dev/shm/mpich_\S+)$")
 
@@ -52,21 +51,37 @@ def preload() -> None:
     """Nothing: MPI must not be imported before ranks are forked, and they aren't."""
 
 
-def connect(place: Place, deadline: Deadline) -> "MpiWorld":
-    """Join MPI's world. Raises InputError where it isn't the one that the launcher or the flags told of."""
+def connect(place: Place, deadline: Deadline, at_step: NDArray[np.int64] | None = None) -> "MpiWorld":
+    """Join MPI's world. Raises InputError where it isn't the one that the launcher or the flags told of. `at_step`
+    (int64[n_ranks]) is where this rank notes its step, if that is to lie where others look, too.
+
+    MPI's start waits for all ranks, has no deadline, and lets no other thread of Python run; so another process watches it.
+    """
+    witness = Witness(place, deadline, at_step, lambda process: remove_segments(shared_segments(process)))
     try:
-        with _watched(place, deadline):
+        try:
             from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # mpi4py raises either when it finds no MPI library
-        raise InputError(f"mpi4py finds no MPI library ({error}); pip install 'shardroute[mpi]' brings one") from error
-    world = MPI.COMM_WORLD
-    if (world.rank, world.size) != (place.rank, place.size):
-        raise InputError(
-            f"MPI says that this is rank {world.rank} of {world.size}, the launcher or --rank and --world-size that it is rank "
-            f"{place.rank} of {place.size}; start the ranks with the mpirun of the MPI that mpi4py was built for"
-        )
-    joined = MpiWorld(world)  # which all ranks make together, so all of this host have mapped what they share
+        except (ImportError, RuntimeError) as error:  # mpi4py raises either when it finds no MPI library
+            raise InputError(f"mpi4py finds no MPI library ({error}); pip install 'shardroute[mpi]' brings one") from error
+        world = MPI.COMM_WORLD
+        if (world.rank, world.size) != (place.rank, place.size):
+            raise InputError(
+                f"MPI says that this is rank {world.rank} of {world.size}, the launcher or --rank and --world-size that it is "
+                f"rank {place.rank} of {place.size}; start the ranks with the mpirun of the MPI that mpi4py was built for"
+            )
+        joined = MpiWorld(world, witness)  # which all ranks make together, so all of this host have mapped what they share
+    except BaseException:
+        witness.close()
+        raise
+    witness.started()
     remove_segments(shared_segments())
+    if not knows_where(place):
+        try:
+            witness.tell_where(joined.exchange(witness.where, deadline)[0])
+        except LateError as error:
+            joined.abandon()
+            who = f"rank {', '.join(map(str, error.peers))} was waited for until the deadline"
+            raise RunError(f"rank {place.rank} couldn't join the {place.size} ranks of the run: {who}") from error
     return joined
 
 
@@ -99,45 +114,15 @@ def remove_segments(segments: Iterable[str]) -> None:
             os.unlink(segment)
 
 
-@contextlib.contextmanager
-def _watched(place: Place, deadline: Deadline) -> Iterator[None]:
-    """End this process, with a word, if what is done inside has not ended at the deadline.
-
-    MPI's start waits for all ranks, has no deadline, and lets no other thread of Python run; so another process watches it.
-    """
-    here = come(place)
-    watched, tells = os.pipe()
-    process = os.getpid()
-    watcher = os.fork()
-    if watcher == 0:
-        os.close(tells)
-        if not select.select([watched], [], [], deadline.left_s)[0]:
-            missing = ", ".join(map(str, missing_ranks(place) if here is not None else ()))
-            who = f"rank {missing} didn't come" if missing else "not all of them came"
-            late = f"{who} within the {deadline.allowed_s:g} s that --timeout allows"
-            os.write(2, f"error: rank {place.rank} couldn't join the {place.size} ranks of the run: {late}\n".encode())
-            time.sleep(_LAST_WORDS_S)
-            remove_segments(shared_segments(process))
-            os.kill(process, signal.SIGKILL)
-        os._exit(0)
-    os.close(watched)
-    try:
-        yield
-    finally:
-        os.close(tells)
-        os.waitpid(watcher, 0)
-        if here is not None:
-            here.close()
-
-
 class MpiWorld:
-    """The ranks of a communicator."""
+    """The ranks of a communicator; with the witness of this rank, if it has one."""
 
-    def __init__(self, communicator: "MPI.Intracomm") -> None:
-        self._communicator = communicator.Dup()  # so that nobody else's messages match ours
+    def __init__(self, communicator: "MPI.Intracomm", witness: Witness | None = None) -> None:
+        self._communicator, self._witness = communicator.Dup(), witness  # so that nobody else's messages match ours
         self.rank, self.size, self.key = communicator.rank, communicator.size, id(self)
+        self.at_step = np.full(self.size, -1, dtype=np.int64) if witness is None else witness.at_step
         self.pools = (Pool(), Pool())
-        self.wire = MpiWire(self._communicator)
+        self.wire = MpiWire(self._communicator, _nobody if witness is None else witness.failed)
         self.call_tag = self.wire.most_tag
         self._calls = RollCall(self.wire, self.rank, range(self.size), self.call_tag)
 
@@ -148,7 +133,7 @@ class MpiWorld:
         mine = np.frombuffer(payload, np.uint8)
         every = np.zeros(int(sizes.sum()), dtype=np.uint8)
         starts = np.cumsum(sizes) - sizes
-        _wait(self._communicator.Iallgatherv(mine, (every, sizes.tolist(), starts.tolist(), _byte())), deadline)
+        self.wire.wait(self._communicator.Iallgatherv(mine, (every, sizes.tolist(), starts.tolist(), _byte())), deadline)
         return [every[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> "MessageTransport[MPI.Request]":
@@ -158,7 +143,9 @@ class MpiWorld:
         return MessageTransport(wire, self._line_up, programs, messages, arena, self.rank, deadline, self.pools)
 
     def close(self) -> None:
-        """Nothing: mpi4py ends MPI with the process, and MPICH's mpiexec kills the others of a rank that ends without it."""
+        """End the witness. mpi4py ends MPI with the process; MPICH's mpiexec kills the others of a rank that ends without it."""
+        if self._witness is not None:
+            self._witness.close()
 
     def abandon(self) -> None:
         """End all ranks when this process ends, as MPI's own end would wait for those that wait for this one; not at once, since
@@ -167,23 +154,32 @@ class MpiWorld:
         atexit.register(self._abort)
 
     def _abort(self) -> None:
-        time.sleep(_LAST_WORDS_S)
+        if self._witness is None:
+            time.sleep(_LAST_WORDS_S)
+        else:
+            self._witness.leave()
         self._communicator.Abort(1)
 
     def give_up(self, words: str) -> None:
+        if self._witness is not None:
+            # Where another rank has given up before, this one passes on why.
+            self._witness.fail(words if GAVE_UP in words else f"rank {self.rank}{GAVE_UP}{words}")
         self._calls.give_up(words)
+
+    def silent(self) -> Sequence[Silent]:
+        return () if self._witness is None else self._witness.silent()
 
     def _line_up(self, deadline: Deadline) -> None:
         self._calls.lengths(0, deadline)
 
 
 class MpiWire:
-    """Sends and receives over the communicator."""
+    """Sends and receives over the communicator. `failed` says why another rank gave up, if one has."""
 
-    def __init__(self, communicator: "MPI.Intracomm") -> None:
+    def __init__(self, communicator: "MPI.Intracomm", failed: Callable[[], str]) -> None:
         from mpi4py import MPI
 
-        self._communicator = communicator
+        self._communicator, self._failed = communicator, failed
         most_tag = communicator.Get_attr(MPI.TAG_UB)
         assert most_tag is not None  # which the standard has every MPI say
         self.most_tag = int(most_tag)
@@ -195,22 +191,25 @@ class MpiWire:
         return self._communicator.Irecv((data, _byte()), source, tag)
 
     def wait(self, handle: "MPI.Request", deadline: Deadline) -> None:
-        _wait(handle, deadline)
+        from mpi4py import MPI
+
+        n_tests = 0
+        try:
+            while not handle.Test():
+                n_tests += 1
+                if n_tests > _SPINS:
+                    if deadline.left_s <= 0:
+                        raise LateError()
+                    if not deadline.is_close and (why := self._failed()):  # else this rank's own deadline says more
+                        raise RunError(why)
+                    time.sleep(min(_MOST_SLEEP_S, 1e-6 * n_tests))
+        except MPI.Exception as error:
+            raise LostError(None, f"MPI failed ({first_line(error)})") from error
 
 
-def _wait(request: "MPI.Request", deadline: Deadline) -> None:
-    from mpi4py import MPI
-
-    n_tests = 0
-    try:
-        while not request.Test():
-            n_tests += 1
-            if n_tests > _SPINS:
-                if deadline.left_s <= 0:
-                    raise LateError()
-                time.sleep(min(_MOST_SLEEP_S, 1e-6 * n_tests))
-    except MPI.Exception as error:
-        raise LostError(None, f"MPI failed ({first_line(error)})") from error
+def _nobody() -> str:
+    """No rank is known to have given up."""
+    return ""
 
 
 def _byte() -> "MPI.Datatype":

@@ -306,6 +306,30 @@ class GivingUp(Protocol):
         """Tell them, without waiting for any of them. Nothing else may be called after it but `close` and `abandon`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A rank that hasn't said where it was when a run ended, as others last saw it: at a step (see `steps.describe_place`),
+    stopped by a signal, gone.
+    """
+
+    rank: int
+    step: int
+    is_stopped: bool
+    is_gone: bool
+
+
+@runtime_checkable
+class Witnessed(Protocol):
+    """A World whose ranks hear of each other beside its library. `at_step` (int64[n_ranks]) is where a rank notes its step for
+    that.
+    """
+
+    at_step: NDArray[np.int64]
+
+    def silent(self) -> Sequence[Silent]:
+        """After `give_up`: wait a short time until all ranks have said where they were; those that then haven't."""
+
+
 @runtime_checkable
 class Remembering(Protocol):
     """A Wire by which a rank learns why another one gave up, whose connection it has lost."""
