@@ -3,6 +3,7 @@
 Rule: as in `check`, nothing that planning worked out is trusted.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks, box_tex
 from shardroute.planner.plans import Boxes, Plan, ranges
 from shardroute.topologies.errors import PlanError
 
-# Pairs of a piece and a rank of one class that are looked at, and pairs that hold or need of all classes, 4 bytes each.
-MAX_TABLE: Final = 10**9
+# Pairs of a piece and a rank that hold or need, of all classes: 4 bytes each, and some 16 while they are sorted.
+MAX_PAIRS: Final = 10**9
+# Pairs of a piece of one class and any rank: 2**23 of them are looked at in some 20 ms, so a minute at most.
+MAX_TABLE: Final = 2**34
 # Cells painted at once to see whether pieces overlap; more are taken in parts.
 _MAX_CELLS: Final = 2**22
 # How often pieces may be cut, over their number, for that: whatever is made of meshes stays below 2.
@@ -61,19 +64,18 @@ class PieceTables:
         self.first_piece = np.concatenate([[0], np.cumsum(n_pieces)])  # of each tensor
         self.class_first = np.cumsum([0, *(len(b.lo) for b in plan.boxes)])
         held, needed, sizes = [], [], [np.zeros(0, np.int64)]
-        n_pairs = 0
+        n_left = MAX_PAIRS
         for cls, boxes in zip(problem.classes, plan.boxes, strict=True):
             name = problem.tensors[int(cls.members[0])].name
             try:
                 check_disjoint(boxes, cls.shape)
-                held.append(_containment(cls.source, boxes, self.column))
-                needed.append(_containment(cls.target, boxes, self.column))
-                _check_filled(cls.target, boxes)
+                near = _ByEdge(boxes)
+                held.append(_containment(cls.source, boxes, near, self.column, n_left))
+                needed.append(_containment(cls.target, boxes, near, self.column, n_left - len(held[-1][0])))
+                _check_filled(cls.target, boxes, near)
             except PlanError as error:
                 raise PlanError(f"tensor {name}: {error}") from error
-            n_pairs += len(held[-1][0]) + len(needed[-1][0])
-            if n_pairs > MAX_TABLE:
-                raise PlanError(f"ranks hold and need pieces more than {MAX_TABLE} times, which is more than can be checked")
+            n_left -= len(held[-1][0]) + len(needed[-1][0])
             sizes.append(boxes.n_elements * cls.itemsize)
         self.held, self.needed = (_members(side, self.class_first, n_columns) for side in (held, needed))
         self.class_bytes = np.concatenate(sizes)
@@ -124,9 +126,11 @@ def check_disjoint(boxes: Boxes, shape: tuple[int, ...]) -> None:
 
 def _painted_twice(lo: Ints, hi: Ints, cuts: Sequence[Ints]) -> int | None:
     """The first box that overlaps one before it: on the grid of all edges it paints a cell that is painted already."""
-    painted = np.zeros([len(c) - 1 for c in cuts], dtype=bool)
     first = [np.searchsorted(c, lo[:, d]) for d, c in enumerate(cuts)]
     last = [np.searchsorted(c, hi[:, d]) for d, c in enumerate(cuts)]
+    if cuts and not _overlaps(first, last, [len(c) for c in cuts]):
+        return None
+    painted = np.zeros([len(c) - 1 for c in cuts], dtype=bool)
     for k in range(len(lo)):
         inside = tuple(slice(first[d][k], last[d][k]) for d in range(len(cuts)))
         cells = painted[inside] if inside else painted.reshape(-1)
@@ -136,20 +140,54 @@ def _painted_twice(lo: Ints, hi: Ints, cuts: Sequence[Ints]) -> int | None:
     return None
 
 
-def _check_filled(target: Fragments, boxes: Boxes) -> None:
+def _overlaps(first: Sequence[Ints], last: Sequence[Ints], sizes: Sequence[int]) -> bool:
+    """Whether a cell of the grid lies in two boxes: signs at their corners add up to how many each cell lies in."""
+    layers = np.zeros(sizes, dtype=np.int32)
+    for ends in itertools.product((0, 1), repeat=len(sizes)):
+        corner = tuple(last[d] if end else first[d] for d, end in enumerate(ends))
+        np.add.at(layers, corner, -1 if sum(ends) % 2 else 1)
+    for d in range(len(sizes)):
+        np.cumsum(layers, axis=d, out=layers)
+    return bool((layers > 1).any())
+
+
+class _ByEdge:
+    """Boxes in order along the dim that cuts them most, so that those near another box are found without looking at all."""
+
+    def __init__(self, boxes: Boxes) -> None:
+        n_dims = boxes.lo.shape[1]
+        self._dim = max(range(n_dims), key=lambda d: len(distinct(boxes.lo[:, d])), default=None)
+        if self._dim is None:
+            self._rows = np.arange(len(boxes.lo))
+            return
+        self._rows = np.argsort(boxes.lo[:, self._dim], kind="stable")
+        self._lo = boxes.lo[self._rows, self._dim]
+        self._reach = np.maximum.accumulate(boxes.hi[self._rows, self._dim])
+
+    def rows(self, lo: Ints, hi: Ints) -> Ints:
+        """The boxes that may touch this one, ascending: all that do are among them."""
+        if self._dim is None:
+            return self._rows
+        first = np.searchsorted(self._reach, lo[self._dim], side="right")
+        return np.sort(self._rows[first : np.searchsorted(self._lo, hi[self._dim])])
+
+
+def _check_filled(target: Fragments, boxes: Boxes, near: _ByEdge) -> None:
     corners = np.unique(np.concatenate([target.lo, target.hi], axis=1), axis=0)
     n_dims = len(target.shape)
+    n_elements = boxes.n_elements
     for corner in corners:
         lo, hi = corner[:n_dims], corner[n_dims:]
-        inside = ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
-        if boxes.n_elements[inside].sum() != (hi - lo).prod():
+        rows = near.rows(lo, hi)
+        inside = ((boxes.lo[rows] >= lo) & (boxes.hi[rows] <= hi)).all(axis=1)
+        if n_elements[rows[inside]].sum() != (hi - lo).prod():
             raise PlanError(f"the plan's pieces don't fill the needed box {box_text(lo, hi)}")
 
 
-def _containment(fragments: Fragments, boxes: Boxes, column: Ints) -> tuple[Ints, Ranks]:
+def _containment(fragments: Fragments, boxes: Boxes, near: _ByEdge, column: Ints, most: int) -> tuple[Ints, Ranks]:
     """Which rank holds which box whole in a fragment: boxes, ascending, and columns, each pair once; `column` is each rank's.
 
-    Raises PlanError when an edge cuts a box.
+    Raises PlanError when an edge cuts a box, and for more than `most` pairs.
     """
     corners, inverse = np.unique(np.concatenate([fragments.lo, fragments.hi], axis=1), axis=0, return_inverse=True)
     n_dims, width = len(fragments.shape), int(column.max(initial=0)) + 1
@@ -158,13 +196,17 @@ def _containment(fragments: Fragments, boxes: Boxes, column: Ints) -> tuple[Ints
     found = [np.zeros(0, np.int64)]
     for i, corner in enumerate(corners):
         lo, hi = corner[:n_dims], corner[n_dims:]
-        whole = ((boxes.lo >= lo) & (boxes.hi <= hi)).all(axis=1)
-        touches = ((boxes.lo < hi) & (boxes.hi > lo)).all(axis=1)
+        rows = near.rows(lo, hi)
+        whole = ((boxes.lo[rows] >= lo) & (boxes.hi[rows] <= hi)).all(axis=1)
+        touches = ((boxes.lo[rows] < hi) & (boxes.hi[rows] > lo)).all(axis=1)
         if (touches & ~whole).any():
-            k = int(np.argmax(touches & ~whole))
+            k = int(rows[np.argmax(touches & ~whole)])
             raise PlanError(f"piece {box_text(boxes.lo[k], boxes.hi[k])} is cut by the edge of fragment {box_text(lo, hi)}")
         columns = np.unique(column[fragments.rank[of_corner[starts[i] : starts[i + 1]]]])
-        found.append((np.flatnonzero(whole)[:, None] * width + columns).ravel())
+        most -= int(np.count_nonzero(whole)) * len(columns)
+        if most < 0:
+            raise PlanError(f"ranks hold and need pieces more than {MAX_PAIRS} times, which is more than can be checked")
+        found.append((rows[whole][:, None] * width + columns).ravel())
     box, member = np.divmod(distinct(np.concatenate(found)), width)
     return box, member.astype(np.int32)
 

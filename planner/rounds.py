@@ -8,19 +8,26 @@ their groups by this, and predictions count them by it.
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner import rounds_kernel
+from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Backend, Op, Plan
+
+# Rows that plain Python numbers in the half second that it takes to load Numba and its cache (2 cores, 2026-11).
+COMPILED_FROM = 500_000
 
 
 def rounds_of(dep_ptr: Ints, deps: NDArray[np.integer]) -> Ints:
     """The round of each row, from 0: the longest chain of rows that it waits for. CSR; rows wait for smaller rows only."""
-    found = [0] * (len(dep_ptr) - 1)
-    ptr, waits_for = dep_ptr.tolist(), deps.tolist()
-    for row in range(len(found)):
-        first, last = ptr[row], ptr[row + 1]
-        if first != last:
-            found[row] = 1 + max([found[dep] for dep in waits_for[first:last]])
-    return np.array(found, dtype=np.int64)
+    n = len(dep_ptr) - 1
+    kernel = compiled(rounds_kernel) if n > COMPILED_FROM else rounds_kernel
+    if kernel is rounds_kernel:
+        found = [0] * n
+        kernel.number(dep_ptr.tolist(), deps.tolist(), found, n)
+        return np.array(found, dtype=np.int64)
+    rounds = np.zeros(n, dtype=np.int64)
+    kernel.number(np.ascontiguousarray(dep_ptr, np.int64), np.ascontiguousarray(deps, np.int64), rounds, n)
+    return rounds
 
 
 def group_sizes(plan: Plan, rounds: Ints) -> Ints:

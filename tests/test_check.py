@@ -220,6 +220,12 @@ class TestLargeNumbersOfPieces:
             with found:
                 check_disjoint(Boxes(lo, hi), (12, 12))
 
+    def test_a_scalar_that_is_two_pieces_is_refused(self) -> None:
+        none = np.zeros((2, 0), dtype=np.int64)
+
+        with pytest.raises(PlanError, match="overlaps another piece"):
+            check_disjoint(Boxes(none, none), ())
+
     def test_ranks_that_hold_nothing_cost_nothing(self) -> None:
         plan = planned("direct")
         topology = build_topology(load_machine("cpu-processes"), 2**20)
@@ -231,6 +237,24 @@ class TestLargeNumbersOfPieces:
 
         with pytest.raises(PlanError, match=r"pieces between 8 ranks are more than can be checked \(10 pairs\)"):
             check(planned("direct"))
+
+    def test_more_holders_and_needers_than_the_limit_are_refused(self, monkeypatch) -> None:
+        monkeypatch.setattr(piece_tables, "MAX_PAIRS", 3)
+
+        with pytest.raises(PlanError, match="ranks hold and need pieces more than 3 times, which is more than can be checked"):
+            check(planned("direct"))
+
+    def test_many_pieces_in_many_shards_are_checked_without_looking_at_each_shard_for_each(self) -> None:
+        n = 4096
+        shape = (n, 8)
+        problem = one_tensor(
+            shape, "u8", place(shape, Mesh.of({"x": n}), [Shard(0)]), place(shape, Mesh.of({"x": n}, range(n, 2 * n)), [Shard(0)])
+        )
+        plan = make_plan(problem, build_topology(load_machine("dgx-h100"), None, 2 * n), "direct")
+
+        proof = check(plan)
+
+        assert (proof.n_deliveries, proof.n_bytes) == (n, 8 * n)
 
 
 def small_model(n_layers: int = 12) -> Plan:

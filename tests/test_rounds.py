@@ -82,6 +82,22 @@ def test_a_round_is_the_longest_chain_of_rows_that_a_row_waits_for(waits: list[l
     assert found.tolist() == [chain(i) for i in range(len(deps))]
 
 
+def test_compiled_rounds_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(5)
+    counts = np.minimum(rng.integers(0, 4, 3000), np.arange(3000))
+    dep_ptr = np.cumsum([0, *counts])
+    deps = (rng.random(dep_ptr[-1]) * np.repeat(np.arange(3000), counts)).astype(np.int32)
+    plain = rounds_of(dep_ptr, deps)
+
+    monkeypatch.setattr("shardroute.planner.rounds.COMPILED_FROM", 0)
+    found = rounds_of(dep_ptr, deps)
+
+    assert found.dtype == plain.dtype == np.int64
+    assert found.tolist() == plain.tolist()
+    assert plain.max() > 5
+
+
 @pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
 def test_groups_count_what_a_rank_sends_and_receives_in_a_round(make: Callable[[], Plan]) -> None:
     plan = make()

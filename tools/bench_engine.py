@@ -4,8 +4,9 @@
 
 A CASE is a family and a size: `a2a_128` and `a2av_128` (equal and unequal all-to-all of 128 GPUs, all at once), `ring_64` (each
 of 64 GPUs passes on what it got, 63 times), `refit_10000` (as many flows of random sizes from 128 GPUs to 128 others, all at
-once), `refitw_10000` (the same with WINDOW at a time for each sender), `poisson_10000` (random pairs of 256 GPUs at random
-times). GPUs have NVLink within domains of 8 and one NIC each on a leaf-spine fabric, one leaf for each rail and 8 domains.
+once), `refitw_10000` (the same with WINDOW at a time for each sender), `wide_1024` (half of 1,024 GPUs send WIDE_FLOWS each to
+random ones of the others, WIDE_WINDOW at a time), `poisson_10000` (random pairs of 256 GPUs at random times). GPUs have NVLink
+within domains of 8 and one NIC each on a leaf-spine fabric, one leaf for each rail and 8 domains.
 
 Each run is a process of its own. Seconds are CPU seconds of the simulation alone, since other programs may share the machine;
 compiled code is loaded before. Errors are relative, over the finish times of all flows: exact against SimGrid, and with the
@@ -47,7 +48,8 @@ DOMAIN, LEAF_DOMAINS = 8, 8
 N_GPUS = 256  # of the families that are sized by flows
 FLOW_BYTES, LEAST_BYTES = 1e6, 4096
 WINDOW = 4
-FAMILIES = ("a2a", "a2av", "ring", "refit", "refitw", "poisson")
+WIDE_FLOWS, WIDE_WINDOW = 64, 8  # of each sender; a plan of a large model has so many messages and queues a GPU
+FAMILIES = ("a2a", "a2av", "ring", "refit", "refitw", "wide", "poisson")
 DRIVER = Path(__file__).parent / "sg_flows" / "sg_flows.cpp"
 
 
@@ -87,7 +89,7 @@ def make(case: str, seed: int) -> TaskGraph:
     family, _, number = case.partition("_")
     size, rng = int(number), np.random.default_rng(seed)
     start_s, deps = None, (np.zeros(1, np.int64), np.zeros(0, np.int32))
-    n_gpus = size if family in ("a2a", "a2av", "ring") else N_GPUS
+    n_gpus = size if family in ("a2a", "a2av", "ring", "wide") else N_GPUS
     match family:
         case "a2a" | "a2av":
             src = np.repeat(np.arange(n_gpus), n_gpus - 1)
@@ -109,6 +111,12 @@ def make(case: str, seed: int) -> TaskGraph:
                 rank = np.empty(size, np.int64)
                 rank[order] = np.arange(size) - np.searchsorted(src[order], src[order])
                 deps = in_order(src * WINDOW + rank % WINDOW)
+        case "wide":
+            half = size // 2
+            src, nth = np.arange(WIDE_FLOWS * half) % half, np.arange(WIDE_FLOWS * half) // half
+            dst = rng.integers(half, size, len(src))
+            scale = rng.lognormal(0, 1.2, len(src))
+            deps = in_order(src * WIDE_WINDOW + nth % WIDE_WINDOW)
         case "poisson":
             start_s = np.cumsum(rng.exponential(FLOW_BYTES / (NIC_BPS * n_gpus / 2), size))
             src = rng.integers(0, n_gpus, size)

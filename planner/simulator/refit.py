@@ -15,6 +15,9 @@ from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
+# With it plans of 16,384 GPUs come out in minutes; docs/engine.md has the errors.
+TOLERANCE = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -53,8 +56,12 @@ def predict(
     calibration: Calibration,
     topology: Topology | None = None,
     progress: Callable[[float], None] | None = None,
+    tolerance: float | None = None,
 ) -> Prediction:
     """Simulate the plan on its own topology, or on another one with at least as many GPUs (rank i on GPU i).
+
+    Exactly, or with the tolerance given. With None an exact simulation that is foreseen to take minutes goes on with TOLERANCE;
+    the timeline's source then says so, as does `result.tolerance`.
 
     Raises InputError when the topology is too small or the calibration doesn't fit its kind.
     """
@@ -62,10 +69,13 @@ def predict(
     if topology.n_gpus < plan.problem.n_ranks:
         raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
     tasks = tasks_of(plan, topology, calibration)
-    result = simulate(tasks.graph, progress=progress)
+    exact, may_relax = (0.0, TOLERANCE) if tolerance is None else (tolerance, 0.0)
+    result = simulate(tasks.graph, tolerance=exact, may_relax=may_relax, progress=progress)
     n_steps = len(plan.steps)
-    start_s, end_s = _spans(result.ready_s, result.finish_s, tasks.first) if n_steps else (np.zeros(0), np.zeros(0))
+    start_s, end_s = _spans(tasks, result) if n_steps else (np.zeros(0), np.zeros(0))
     source = f"{topology.title}, {calibration.library} ({calibration.measured})"
+    if result.tolerance:
+        source += f", with a tolerance of {result.tolerance:.2g}"
     used = np.flatnonzero(result.link_amount[: tasks.links.n_carrying] > 0)
     order = used[np.argsort(-result.link_busy_s[used], kind="stable")]
     n_bytes = np.array([tasks.n_bytes]) if topology.machine.kind is MachineKind.CPU else result.link_amount
@@ -73,8 +83,14 @@ def predict(
     return Prediction(Timeline("predicted", plan.digest, source, start_s, end_s), resources, tasks, result)
 
 
-def _spans(
-    ready_s: NDArray[np.float64], finish_s: NDArray[np.float64], first: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    n = first[-1]
-    return np.minimum.reduceat(ready_s[:n], first[:-1]), np.maximum.reduceat(finish_s[:n], first[:-1])
+def _spans(tasks: PlanTasks, result: SimulationResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """When each step starts and ends. One in NCCL's groups starts when its sender's begins to pack, and ends unpacked."""
+    n_steps = len(tasks.begins)
+    own = np.flatnonzero(tasks.step >= 0)
+    start_s, end_s = np.full(n_steps, np.inf), np.zeros(n_steps)
+    np.minimum.at(start_s, tasks.step[own], result.ready_s[own])
+    np.maximum.at(end_s, tasks.step[own], result.finish_s[own])
+    began, landed = np.flatnonzero(tasks.begins >= 0), np.flatnonzero(tasks.unpacks >= 0)
+    start_s[began] = result.ready_s[tasks.begins[began]]
+    end_s[landed] = result.finish_s[tasks.unpacks[landed]]
+    return start_s, end_s
