@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.backends.groups import Kind
 from shardroute.planner.plans import Lane, Op, Plan, lane_of
 from shardroute.planner.simulator.refit import Prediction
 
@@ -30,6 +31,7 @@ class Reason(StrEnum):
     CREDIT = "a free staging slot"
     BARRIER = "a barrier"
     MEMBERS = "a member still busy"  # of a collective: one of its ranks was in the collective before
+    GROUP = "its group"  # of NCCL, or the other end's: what another message in it waits for, or the group before on a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +66,24 @@ def critical_path(plan: Plan, prediction: Prediction) -> list[Link]:
     graph, result = prediction.tasks.graph, prediction.result
     if not graph.n_tasks:
         return []
-    step_of = np.repeat(np.arange(len(plan.steps)), np.diff(prediction.tasks.first))
+    step_of, kind = prediction.tasks.step, prediction.tasks.kind
     loads = _Loads(prediction)
     chain: list[Link] = []
-    task = int(np.argmax(result.finish_s))
+    task = int(np.argmax(np.where(kind == Kind.HELD, -1.0, result.finish_s)))
     end_s = float(result.finish_s[task])
+    # Packing is told with the message that began behind it, unpacking with the one that it followed.
+    task = _ended(prediction, task)
     while True:
-        begin_s = float(result.ready_s[task])
-        before = graph.dep_tasks[graph.dep_ptr[task] : graph.dep_ptr[task + 1]]
-        # A task without dependencies begins when it is due; with some, the last of them to finish released it.
-        previous = int(before[np.argmax(result.finish_s[before])]) if len(before) else -1
-        reason = Reason.START if previous < 0 else _reason(plan, int(step_of[previous]), int(step_of[task]))
-        startup_s = min(float(graph.delay_s[task]), end_s - begin_s)
+        arrived_s = float(result.finish_s[task])
+        previous, begin_s = _begun(prediction, task)
+        ready_s = float(result.ready_s[task])
+        grouped = bool(kind[task] == Kind.MEMBER)
+        reason = Reason.START if previous < 0 else _reason(plan, int(step_of[previous]), int(step_of[task]), grouped)
+        startup_s = min(float(graph.delay_s[task]), arrived_s - ready_s)
         resource, alone_s = loads.slowest(task)
-        alone_s = min(alone_s, end_s - begin_s - startup_s)
-        shared_s = end_s - begin_s - startup_s - alone_s
+        alone_s = min(alone_s, arrived_s - ready_s - startup_s)
+        shared_s = arrived_s - ready_s - startup_s - alone_s
+        startup_s += (ready_s - begin_s) + (end_s - arrived_s)
         if shared_s > _ROUNDING * (end_s - begin_s):
             resource = loads.fullest(task)
         else:
@@ -87,6 +92,30 @@ def critical_path(plan: Plan, prediction: Prediction) -> list[Link]:
         if previous < 0:
             return chain[::-1]
         task, end_s = previous, begin_s
+
+
+def _last_before(prediction: Prediction, task: int) -> int:
+    """The task that released this one: the last to finish of those that it waits for; -1 for one that waits for none."""
+    graph = prediction.tasks.graph
+    before = graph.dep_tasks[graph.dep_ptr[task] : graph.dep_ptr[task + 1]]
+    return int(before[np.argmax(prediction.result.finish_s[before])]) if len(before) else -1
+
+
+def _ended(prediction: Prediction, task: int) -> int:
+    """The step's task with which this one's chain ends: itself, or what the end of a group, or unpacking behind it, followed."""
+    while prediction.tasks.kind[task] in (Kind.END, Kind.UNPACK):
+        task = _last_before(prediction, task)
+    return task
+
+
+def _begun(prediction: Prediction, task: int) -> tuple[int, float]:
+    """The step's task that this one followed, -1 for none, and when this one's part of the chain began: as its group packed."""
+    begin_s = float(prediction.result.ready_s[task])
+    previous = _last_before(prediction, task)
+    while previous >= 0 and prediction.tasks.kind[previous] == Kind.BEGIN:
+        begin_s = float(prediction.result.ready_s[previous])
+        previous = _last_before(prediction, previous)
+    return (previous if previous < 0 else _ended(prediction, previous)), begin_s
 
 
 def summarise(plan: Plan, chain: Sequence[Link]) -> list[Part]:
@@ -117,7 +146,7 @@ def reasons(chain: Sequence[Link]) -> list[Part]:
     return sorted(parts, key=lambda part: (-part.n_steps, part.what))
 
 
-def _reason(plan: Plan, before: int, step: int) -> Reason:
+def _reason(plan: Plan, before: int, step: int, grouped: bool) -> Reason:
     steps = plan.steps
     if before == step:
         return Reason.NEEDS
@@ -129,7 +158,8 @@ def _reason(plan: Plan, before: int, step: int) -> Reason:
         return Reason.NEEDS
     if steps.op[step] != Op.COPY:
         return Reason.MEMBERS
-    return Reason.QUEUE
+    queue = ((steps.op[i], steps.src[i], steps.lane[i]) for i in (before, step))
+    return Reason.GROUP if grouped and next(queue) != next(queue) else Reason.QUEUE
 
 
 class _Loads:

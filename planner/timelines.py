@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.file_kinds import mistaken
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file, write_file
 
@@ -93,12 +94,14 @@ def save_timeline(timeline: Timeline, path: str | Path) -> None:
 def load_timeline(path: str | Path) -> Timeline:
     """Read a timeline that `simulate -o` or `run -o` wrote. Raises InputError for anything else."""
     if not os.path.isfile(path):  # False, too, for names that no file can have
-        raise InputError(f"no timeline file {path}; `shardroute simulate PLAN -o {path}` or `run PLAN -o {path}` writes one")
+        none = f"no timeline file {path}; `shardroute simulate PLAN -o {path}` or `run PLAN -o {path}` writes one"
+        raise InputError(mistaken(path, "a timeline") or none)
     data = read_file(path, MAX_BYTES)
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{path}: not a shardroute timeline, or cut short ({error})") from error
+        damaged = f"{path}: not a shardroute timeline, or cut short ({error})"
+        raise InputError(mistaken(path, "a timeline") or damaged) from error
     if file.format != FORMAT or file.schema != SCHEMA:
         raise InputError(f"{path}: says {file.format!r} schema {file.schema}; expected {FORMAT!r} schema {SCHEMA}")
     return Timeline(file.kind, file.digest, file.source, np.array(file.start_s), np.array(file.end_s), file.verified)

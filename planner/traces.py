@@ -184,7 +184,7 @@ def _word(of: Lane | Op) -> str:
 def _slice_events(plan: Plan, timeline: Timeline, slices: _Slices, shown: Ints) -> list[Event]:
     steps = plan.steps
     step = slices.step[shown]
-    begin, end = _microseconds(timeline.start_s[step]), _microseconds(timeline.end_s[step])
+    begin, end = _microseconds(timeline.start_s[step]), _microseconds(_drawn_ends(plan, timeline, slices)[shown])
     events = []
     for i, rank, lane, op, src, dst, n_bytes, n_pieces, ts, dur in zip(
         step.tolist(), slices.rank[shown].tolist(), steps.lane[step].tolist(), steps.op[step].tolist(), steps.src[step].tolist(),
@@ -202,6 +202,17 @@ def _slice_events(plan: Plan, timeline: Timeline, slices: _Slices, shown: Ints) 
     return events
 
 
+def _drawn_ends(plan: Plan, timeline: Timeline, slices: _Slices) -> NDArray[np.float64]:
+    """Where each slice ends, in seconds: with its step, or where the next of its queue begins beside what came being unpacked."""
+    thread = slices.rank << 8 | plan.steps.lane[slices.step]
+    start_s, end_s = timeline.start_s[slices.step], timeline.end_s[slices.step].copy()
+    order = np.lexsort((slices.step, end_s, start_s, thread))
+    this, following = order[:-1], order[1:]
+    follows = thread[this] == thread[following]
+    end_s[this[follows]] = np.minimum(end_s[this], start_s[following])[follows]
+    return end_s
+
+
 def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Microseconds, to the nanosecond: both ends of a slice are rounded alike, so that slices of a queue don't overlap."""
     return np.round(seconds * 1e6, 3)
@@ -211,13 +222,14 @@ def _arrows(plan: Plan, timeline: Timeline, slices: _Slices, kept: NDArray[np.bo
     """An arrow for each wait between steps that are both shown: on the rank that both share where they do."""
     steps = plan.steps
     rows = np.flatnonzero(kept[slices.rank])
-    anchor = np.full(len(steps), -1)
+    anchor, drawn_s = np.full(len(steps), -1), np.zeros(len(steps))
     anchor[slices.step[rows][::-1]] = slices.rank[rows][::-1]
+    drawn_s[slices.step[rows][::-1]] = _drawn_ends(plan, timeline, slices)[rows][::-1]
     owner = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr))
     dep = steps.after.astype(np.int64)
     both = np.flatnonzero((anchor[owner] >= 0) & (anchor[dep] >= 0))
     owner, dep = owner[both], dep[both]
-    leaves = _microseconds(timeline.end_s[dep])
+    leaves = _microseconds(drawn_s[dep])
     # An arrow leaves from within the slice, else a viewer may tie it to the one after.
     leaves = np.maximum(_microseconds(timeline.start_s[dep]), leaves - 0.001)
     arrives = np.maximum(_microseconds(timeline.start_s[owner]), leaves)

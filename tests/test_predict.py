@@ -165,8 +165,9 @@ def test_what_lies_in_several_runs_is_packed_and_unpacked_through_memory() -> No
 
     found = predict(plan, COSTS)
 
-    # Columns of the source are packed; they lie in one run at their destination. Both leave by one NIC.
-    start_s = LAUNCH_S + COSTS.message_s + COSTS.nic.latency_s + 5 * MB / COPY_Bps
+    # Columns of the source are packed, those of both before either leaves; they lie in one run at their destination. Both leave
+    # by one NIC.
+    start_s = LAUNCH_S + COSTS.message_s + COSTS.nic.latency_s + 10 * MB / COPY_Bps
     assert found.predicted_s == pytest.approx(start_s + 10 * MB / NIC_Bps)
 
 

@@ -41,7 +41,7 @@ def test_nothing_changes_where_nothing_changed() -> None:
 
 
 def test_a_slower_nic_moves_some_pieces_and_leaves_most_alone() -> None:
-    problem = layout()
+    problem = layout("8192,8192")
     topology = build_topology(H100, None, problem.n_ranks)
     plan = make_plan(problem, topology, "greedy")
     slow = replace(topology, own_nic_Bps=((17, 25e9),))

@@ -1,8 +1,8 @@
 """Copies on a GPU machine: what each costs before its bytes flow, how fast they may flow, and over which links.
 
 - NCCL send and receive: start and rate by the channel law (`channels`), where the calibration has one; else launch and latency,
-  and the links alone bound the rate. What a rank sends and receives in one round of the plan is one group: its messages begin
-  behind one launch, which takes the longer the more of them there are (`group_delay_s`).
+  and the links alone bound the rate. What a rank sends and receives in one round of the plan is one group (`groups`): its
+  messages begin behind one launch, which takes the longer the more of them there are (`group_delay_s`).
 - One-sided puts (NCCL put/signal, NVSHMEM): start and rate of a copy engine over NVLink, of RDMA over NICs.
 - A copy within a rank reads and writes the GPU's memory.
 
@@ -33,10 +33,14 @@ _PUTS = (Backend.NCCL_PUT, Backend.NVSHMEM)
 class CopyCosts:
     """One row a step; rows of other ops hold nothing of use. `links[i][used[i]]` is the route of step i.
 
-    engine  the GPU whose copy engine carries the step, -1 for none: one engine carries one copy at a time
+    delay_s           from the start to the first byte, but for packing and unpacking
+    pack_s, unpack_s  what is packed at the source and unpacked at the destination, at their memory's rate
+    engine            the GPU whose copy engine carries the step, -1 for none: one engine carries one copy at a time
     """
 
     delay_s: Floats
+    pack_s: Floats
+    unpack_s: Floats
     cap_Bps: Floats
     links: NDArray[np.int32]
     used: NDArray[np.bool_]
@@ -53,13 +57,13 @@ def copy_costs(plan: Plan, topology: Topology, calibration: Calibration, links: 
     start_s = np.where(local, calibration.launch_s, start_s)
     cap_Bps = np.where(local, np.inf, cap_Bps)
     delay_s = start_s + plan.step_pieces * calibration.piece_s
+    pack_s, unpack_s = np.zeros(len(steps)), np.zeros(len(steps))
     if calibration.memory is not None:
         # A byte packed is read once and written once.
         rate_Bps = topology.hbm_Bps * calibration.memory.efficiency / 2
         packed, unpacked = packed_bytes(plan)
-        delay_s = delay_s + np.where(
-            local | (steps.op != Op.COPY), 0.0, packed / rate_Bps[src] + unpacked / rate_Bps[dst]
-        )
+        within = local | (steps.op != Op.COPY)
+        pack_s, unpack_s = np.where(within, 0.0, packed / rate_Bps[src]), np.where(within, 0.0, unpacked / rate_Bps[dst])
     spine = topology.machine.oversubscription > 1
     route = np.stack(
         [
@@ -72,7 +76,8 @@ def copy_costs(plan: Plan, topology: Topology, calibration: Calibration, links: 
     )
     used = np.stack([np.ones_like(local), ~local, ~near & spine, ~near & spine], axis=1)
     by_engine = np.isin(steps.backend, _PUTS) & (steps.op == Op.COPY) & near & ~local
-    return CopyCosts(delay_s, cap_Bps, route.astype(np.int32), used, np.where(by_engine, src, -1).astype(np.int32))
+    engine = np.where(by_engine, src, -1).astype(np.int32)
+    return CopyCosts(delay_s, pack_s, unpack_s, cap_Bps, route.astype(np.int32), used, engine)
 
 
 def group_delay_s(plan: Plan, rounds: Ints, calibration: Calibration) -> Floats:

@@ -1,10 +1,11 @@
 """What the steps of a plan cost on a machine, as tasks for the event kernel.
 
 GPU machines: a copy costs its driving rank a start, then its bytes share the links of its route, no faster than its library
-sends them (`copy_steps`); a collective is pipelined rings (`group_steps`). CPU machines: `cpu_steps`.
+sends them (`copy_steps`); a collective is pipelined rings (`group_steps`); what a rank does in one round by NCCL is one group
+(`groups`). CPU machines: `cpu_steps`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from shardroute.planner.backends.copy_steps import copy_costs, group_delay_s
 from shardroute.planner.backends.cpu_steps import cpu_tasks
 from shardroute.planner.backends.group_steps import group_rings
+from shardroute.planner.backends.groups import Kind, in_groups, with_groups, without_groups
 from shardroute.planner.backends.held_sms import with_held_sms
 from shardroute.planner.backends.links import Links, links_of
 from shardroute.planner.backends.step_tasks import StepTasks
@@ -28,12 +30,15 @@ _LANES = 1 << 8  # the lane column is one byte
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTasks:
-    """The tasks of a plan: those of step i are first[i] to first[i + 1] - 1, and any behind first[-1] hold SMs beside copies.
-    `n_bytes` is what all of them copy or send.
+    """The tasks of a plan: the step of each (-1: of none, as a group's beginning is), its kind, and by step the task that begins
+    its sender's group and the one that unpacks it (-1: none). `n_bytes` is what all of them copy or send.
     """
 
     graph: TaskGraph
-    first: Ints
+    step: Ints
+    kind: Ints
+    begins: Ints
+    unpacks: Ints
     links: Links
     n_bytes: int
 
@@ -50,11 +55,11 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration) -> PlanTa
         dep_sets.append(_collectives_in_order(plan, first))
     dep_ptr, dep_tasks = merge_dependencies(*dep_sets)
     delay_s = tasks.delay_s
-    if not cpu and calibration.message_s:
-        rounds = rounds_of(dep_ptr, dep_tasks)[first[:-1]]
-        delay_s = delay_s + group_delay_s(plan, rounds, calibration)[tasks.step]
-    if tasks.engine is not None and (tasks.engine >= 0).any():
-        dep_ptr, dep_tasks = merge_dependencies((dep_ptr, dep_tasks), in_order(tasks.engine))
+    grouped = np.zeros(len(plan.steps), dtype=bool) if cpu else in_groups(plan, calibration)
+    rounds = np.zeros(0, np.int64)
+    if grouped.any() or (not cpu and calibration.message_s):
+        rounds = rounds_of(dep_ptr, dep_tasks)
+        delay_s = delay_s + group_delay_s(plan, rounds[first[:-1]], calibration)[tasks.step]
     n = len(tasks.step)
     behind = np.full(n, -1)
     behind[np.diff(lane_ptr) > 0] = lane_tasks
@@ -63,9 +68,26 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration) -> PlanTa
         route_ptr=tasks.route_ptr, route_links=tasks.route_links, dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=links.capacity,
         late_amount=np.zeros(n) if tasks.late is None else tasks.late, behind=behind,
     )  # fmt: skip
+    if grouped.any():
+        found = with_groups(graph, tasks.step, rounds, plan, grouped, tasks.pack_s, tasks.unpack_s)
+    else:
+        found = without_groups(graph, tasks.step, len(plan.steps))
+    graph, kind, step = _one_at_a_time(found.graph, tasks.engine, found.place), found.kind, found.step
     if not cpu and len(plan.computes):
-        graph = with_held_sms(graph, first, plan, topology, calibration, links)
-    return PlanTasks(graph, first, links, tasks.n_bytes)
+        graph = with_held_sms(graph, found.place[first[:-1]], plan, topology, calibration, links)
+        n_held = graph.n_tasks - len(step)
+        kind, step = np.concatenate([kind, np.full(n_held, Kind.HELD)]), np.concatenate([step, np.full(n_held, -1)])
+    return PlanTasks(graph, step, kind, found.begins, found.unpacks, links, tasks.n_bytes)
+
+
+def _one_at_a_time(graph: TaskGraph, engine: NDArray[np.int32] | None, place: Ints) -> TaskGraph:
+    """The graph with what a copy engine carries one after the other, in the order of tasks; place[i] is the task of engine[i]."""
+    if engine is None or (engine < 0).all():
+        return graph
+    by_task = np.full(graph.n_tasks, -1, dtype=np.int64)
+    by_task[place] = engine
+    dep_ptr, dep_tasks = merge_dependencies((graph.dep_ptr, graph.dep_tasks), in_order(by_task))
+    return replace(graph, dep_ptr=dep_ptr, dep_tasks=dep_tasks)
 
 
 def _after(plan: Plan, first: Ints) -> tuple[Ints, NDArray[np.int32]]:
@@ -109,7 +131,9 @@ def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: 
         n_tasks[i] = len(found)
     step = np.repeat(np.arange(len(steps)), n_tasks)
     first = np.cumsum(n_tasks) - n_tasks
-    delay_s, cap, amount = costs.delay_s[step], costs.cap_Bps[step], plan.step_bytes[step].astype(np.float64)
+    # What isn't in a group packs and unpacks by itself.
+    alone_s = costs.delay_s + np.where(in_groups(plan, calibration), 0.0, costs.pack_s + costs.unpack_s)
+    delay_s, cap, amount = alone_s[step], costs.cap_Bps[step], plan.step_bytes[step].astype(np.float64)
     lane = np.where(copy, steps.src.astype(np.int64) * _LANES + steps.lane, -1)[step]
     lengths = costs.used.sum(axis=1)[step]
     for i, found in rings.items():
@@ -123,4 +147,7 @@ def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: 
         for task, ring in enumerate(found, start=int(first[i])):
             route_links[route_ptr[task] : route_ptr[task + 1]] = ring.links
     n_bytes = int(amount[steps.op[step] != Op.COMPUTE].sum())
-    return StepTasks(step, lane, delay_s, amount, cap, route_ptr, route_links, n_bytes, costs.engine[step])
+    return StepTasks(
+        step, lane, delay_s, amount, cap, route_ptr, route_links, n_bytes, costs.engine[step],
+        pack_s=costs.pack_s, unpack_s=costs.unpack_s,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ A machine's shape and its links are in shardroute.topologies; this is the arithm
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,23 @@ _QUANTITIES: Final[Mapping[str, Quantity]] = {
     "ring.forward_bytes": Quantity.TRAFFIC,
     "ring.backward_bytes": Quantity.TRAFFIC,
     "ring.channel_start": Quantity.SECONDS,
+    "collectives.ring": Quantity.COUNT,
+    "collectives.far_ring": Quantity.COUNT,
+    "collectives.nvls": Quantity.COUNT,
+    "collectives.far_nvls": Quantity.COUNT,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The most channels that NCCL's collectives take, each of which holds an SM: rings and trees in one NVLink domain and over
+    several, and NVLS in one and over several.
+    """
+
+    ring: int
+    far_ring: int
+    nvls: int
+    far_nvls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,7 @@ class StepRates:
     forward_bytes, backward_bytes    memory traffic of one ring step for each element of the attention's output on a rank:
                       merging outputs and log-sum-exp, conversions, copies; at the machine's nominal memory bandwidth
     channel_start_s   seconds that each doubling of an NCCL hop's channels adds to its start over NVLink
+    channels          of NCCL's collectives, None where nobody knows
     source            of what they are; each figure's own source stands in the file
     """
 
@@ -47,6 +65,7 @@ class StepRates:
     backward_bytes: float
     source: str
     channel_start_s: float = 0.0
+    channels: Channels | None = None
 
 
 class _Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +79,13 @@ class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     channel_start: FigureTable | None = None
 
 
+class _Collectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    ring: FigureTable
+    far_ring: FigureTable
+    nvls: FigureTable
+    far_nvls: FigureTable
+
+
 class _RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str
     library: str
@@ -67,6 +93,7 @@ class _RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     linear: FigureTable
     attention: _Attention
     ring: _Ring
+    collectives: _Collectives | None = None
 
 
 def rates_names() -> tuple[str, ...]:
@@ -89,6 +116,8 @@ def load_rates(machine_or_path: str) -> StepRates:
         path = _FOLDER / f"{machine_or_path}.toml"
     file = read_toml(path, _RatesFile)
     listed = [("sms", file.sms), ("linear", file.linear), *listed_tables({"attention": file.attention, "ring": file.ring})]
+    if file.collectives is not None:
+        listed += listed_tables({"collectives": file.collectives})
     try:
         value = {key: read_figure(key, _QUANTITIES[key], table.value, table.source).value for key, table in listed}
     except InputError as error:
@@ -102,4 +131,16 @@ def load_rates(machine_or_path: str) -> StepRates:
         backward_bytes=value["ring.backward_bytes"],
         channel_start_s=value.get("ring.channel_start", 0.0),
         source=f"{file.library} on {file.machine}",
+        channels=None if file.collectives is None else _channels(value),
     )
+
+
+def _channels(value: Mapping[str, float]) -> Channels:
+    ring, far_ring, nvls, far_nvls = (round(value[f"collectives.{key}"]) for key in ("ring", "far_ring", "nvls", "far_nvls"))
+    return Channels(ring, far_ring, nvls, far_nvls)
+
+
+@cache
+def shipped_channels(machine: str) -> Channels | None:
+    """The channels of NCCL's collectives on the machine of that name; None where no rates ship for it, or they don't say."""
+    return load_rates(machine).channels if machine in rates_names() else None

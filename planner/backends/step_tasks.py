@@ -13,7 +13,8 @@ class StepTasks:
     """Columns, one row a task: its step, its lane and engine (-1: none), its cost and its route (CSR); steps ascend.
 
     Tasks of one lane run one after the other, and so do those of one engine. A task's amount is `late` more (None: none's is)
-    if its lane was free before all that it waits for was done. n_bytes is what all of them copy or send.
+    if its lane was free before all that it waits for was done. n_bytes is what all of them copy or send. pack_s and unpack_s have
+    one row a step: what members of a group pack and unpack (None: nothing).
     """
 
     step: Ints
@@ -26,3 +27,5 @@ class StepTasks:
     n_bytes: int
     engine: NDArray[np.int32] | None = None
     late: NDArray[np.float64] | None = None
+    pack_s: NDArray[np.float64] | None = None
+    unpack_s: NDArray[np.float64] | None = None

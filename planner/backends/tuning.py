@@ -114,6 +114,15 @@ def tuned_s(
     return table.min(axis=0), f"{algorithm} {protocol}"
 
 
+def tuned_choice(
+    op: Collective, n_bytes: float, group: Group, machine: Machine, calibration: Calibration
+) -> tuple[Algorithm, Protocol]:
+    """The algorithm and protocol by which the collective is expected to run: those of the least time. Raises as tuned_s."""
+    choices = list(_choices(op, np.array([n_bytes], np.float64), group, machine, calibration, collective_cost(calibration)))
+    algorithm, protocol, _ = min(choices, key=lambda choice: float(choice[2][0]))
+    return algorithm, protocol
+
+
 def collective_cost(calibration: Calibration) -> CollectiveCost:
     """The calibration's [collectives]; InputError when it has none."""
     if calibration.collectives is None:

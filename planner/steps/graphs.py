@@ -2,7 +2,8 @@
 
 All GPUs do the same (zigzag makes causal work even), so the tasks of one stand for all. Lanes: computing, hops of the ring,
 gathering weights, scattering gradients. A collective of the tensor axis stands in the computing lane, since what follows needs
-it; so does a hop that doesn't overlap. A hop that does overlap takes SMs from what is computed while it runs.
+it; so does a hop that doesn't overlap. A hop that does overlap takes SMs from what is computed while it runs, and so do the
+gathers of weights and the scatters of gradients.
 """
 
 from dataclasses import dataclass
@@ -84,16 +85,26 @@ class Builder:
         self._lane: list[Ints] = []
         self._owner: list[Ints] = [np.zeros(0, np.int64)]
         self._dep: list[Ints] = [np.zeros(0, np.int64)]
+        self._latest: dict[int, int] = {}  # of each lane beside computing
         self.n = 0
 
     def compute(self, seconds: float, after: int = -1) -> int:
         """One task that computes."""
-        return self._append(_COMPUTE, np.array([0.0]), np.array([seconds]), np.array([1.0]), np.array([-1]), after)
+        return self._append(_COMPUTE, np.array([0.0]), np.array([seconds]), np.array([1.0]), np.array([int(Link.SMS)]), after)
 
     def move(self, flow: Flow, lane: int, after: int = -1) -> int:
-        """One flow; none when it has no bytes (the index is then that of the task before)."""
+        """One flow; none when it has no bytes (the index is then that of the task before).
+
+        Outside the computing lane it runs beside what is computed: a task of its own holds its SMs, from when it begins.
+        """
         if flow.link is Link.NONE:
             return self.n - 1
+        if flow.n_sms and lane != _COMPUTE:
+            share, sms = flow.n_sms / self._n_sms, np.array([int(Link.SMS)])
+            self._append(-1, np.zeros(1), np.array([share * flow.alone_s]), np.array([share]), sms, after, HELD_FIRST)
+            if lane in self._latest:
+                self._needs(np.array([self.n - 1]), np.array([self._latest[lane]]))
+            self._latest[lane] = self.n
         return self._append(
             lane, np.array([flow.start_s]), np.array([flow.n_bytes]), np.array([flow.rate_Bps]), np.array([int(flow.link)]), after
         )
@@ -116,7 +127,7 @@ class Builder:
         self._amount.append(amount)
         self._cap.append(np.array([share or 1.0, work.hop.rate_Bps, 1.0])[part])
         self._weight.append(np.array([HELD_FIRST, 1.0, 1.0])[part])
-        sms = int(Link.SMS) if share else -1
+        sms = int(Link.SMS)
         self._link.append(np.array([sms, int(work.hop.link), sms])[part])
         self._lane.append(np.array([-1, _RING if overlapped else _COMPUTE, _COMPUTE])[part])
         if n_hops:
@@ -146,11 +157,13 @@ class Builder:
             dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=np.array([*capacity, 1.0]),
         )  # fmt: skip
 
-    def _append(self, lane: int, delay: Floats, amount: Floats, cap: Floats, link: Ints, after: int) -> int:
+    def _append(
+        self, lane: int, delay: Floats, amount: Floats, cap: Floats, link: Ints, after: int, weight: float = 1.0
+    ) -> int:  # fmt: skip
         self._delay.append(delay)
         self._amount.append(amount)
         self._cap.append(cap)
-        self._weight.append(np.array([1.0]))
+        self._weight.append(np.array([weight]))
         self._link.append(link)
         self._lane.append(np.array([lane]))
         if after >= 0:

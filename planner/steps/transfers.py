@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from shardroute.planner.backends.channels import ChannelLaw, Path, PutLaw, channel_law, put_law
+from shardroute.planner.backends.collective_sms import collective_sms
 from shardroute.planner.backends.collectives import Group, collective_s
-from shardroute.planner.backends.rates import StepRates
+from shardroute.planner.backends.rates import StepRates, shipped_channels
 from shardroute.planner.steps.settings import Carrier, StepLayout
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
@@ -125,13 +126,16 @@ def send_recv(law: ChannelLaw, n_bytes: float, n_ranks: int, one_domain: bool, p
 
 
 def collective(net: Network, op: Collective, n_bytes: float, group: Group) -> Flow:
-    """A collective as one flow that takes its whole time; n_bytes as Collective counts them."""
+    """A collective as one flow that takes its whole time; n_bytes as Collective counts them. SMs that nobody knows aren't held.
+    """
     if group.n_ranks == 1 or n_bytes == 0:
         return NOTHING
     seconds, _ = collective_s(op, round(n_bytes), group, net.machine, net.calibration)
     # What each GPU sends: its link is shared with whatever moves beside it.
     wire = n_bytes * (group.n_ranks - 1) / group.n_ranks
-    return Flow(0.0, wire, wire / seconds, Link.NVLINK if group.n_domains == 1 else Link.NIC)
+    held = collective_sms(op, round(n_bytes), group, net.machine, net.calibration, shipped_channels(net.machine.name))
+    link = Link.NVLINK if group.n_domains == 1 else Link.NIC
+    return Flow(0.0, wire, wire / seconds, link, 0 if held is None else held)
 
 
 def in_turn(first: Flow, second: Flow) -> Flow:
@@ -140,7 +144,8 @@ def in_turn(first: Flow, second: Flow) -> Flow:
         return first
     assert first.link is second.link
     n_bytes, start_s = first.n_bytes + second.n_bytes, first.start_s + second.start_s
-    return Flow(start_s, n_bytes, n_bytes / (first.alone_s + second.alone_s - start_s), first.link)
+    n_sms = max(first.n_sms, second.n_sms)
+    return Flow(start_s, n_bytes, n_bytes / (first.alone_s + second.alone_s - start_s), first.link, n_sms)
 
 
 def uncalibrated(net: Network, table: str) -> InputError:
