@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.file_kinds import mistaken
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import WINDOW_BYTES, Boxes, Bundles, Computes, Plan, Steps
@@ -43,6 +44,7 @@ _SMALL_BYTES: Final = 2**26
 
 _HEADER: Final = "header.json"
 _FRAGMENT_COLUMNS: Final = ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides")
+_SHORT: Final = ("rank", "buffer")  # of 32 bits
 _COLUMNS: Final = frozenset(
     ["fragments.n", "boxes.n", "boxes.lo", "boxes.hi", "group_ptr", "group_ranks", "slot_bytes"]
     + [f"fragments.{name}" for name in _FRAGMENT_COLUMNS]
@@ -96,15 +98,43 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
 
 def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
     """The plan as canonical header bytes and named columns; the digest is taken over exactly these."""
-    problem = plan.problem
+    distinct = list(_numbered(plan.problem))
+    header = _header(plan.strategy, plan.topology, plan.problem, plan.attention, plan.window_bytes)
+    columns: Columns = [("fragments.n", np.array([len(f) for f in distinct], dtype=np.int64))]
+    for name in _FRAGMENT_COLUMNS:
+        dtype = np.int32 if name in _SHORT else np.int64
+        columns.append((f"fragments.{name}", _join([getattr(f, name) for f in distinct], dtype)))
+    columns.append(("boxes.n", np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)))
+    columns.append(("boxes.lo", _join([b.lo for b in plan.boxes], np.int64)))
+    columns.append(("boxes.hi", _join([b.hi for b in plan.boxes], np.int64)))
+    columns += [(f"bundles.{name}", column) for name, column in plan.bundles.columns()]
+    columns += [(f"steps.{name}", column) for name, column in plan.steps.columns()]
+    columns += [
+        ("group_ptr", plan.group_ptr),
+        ("group_ranks", plan.group_ranks),
+        ("slot_bytes", plan.slot_bytes),
+    ]
+    if plan.attention is not None:
+        columns += [(f"computes.{name}", column) for name, column in plan.computes.columns()]
+    return header, columns
+
+
+def _numbered(problem: Problem) -> dict[Fragments, int]:
+    """The distinct layouts of a problem, numbered as they first occur."""
     distinct: dict[Fragments, int] = {}
     for fragments in (*problem.source.fragments, *problem.target.fragments):
         distinct.setdefault(fragments, len(distinct))
+    return distinct
+
+
+def _header(strategy: str, topology: Topology, problem: Problem, attention: Attention | None, window_bytes: int) -> bytes:
+    """The canonical header: keys in order, without spaces, and nothing said that is so by default."""
+    distinct = _numbered(problem)
     header: dict[str, object] = {
         "format": FORMAT,
         "schema": SCHEMA,
-        "strategy": plan.strategy,
-        "topology": topology_to_dict(plan.topology),
+        "strategy": strategy,
+        "topology": topology_to_dict(topology),
         "n_ranks": problem.n_ranks,
         "about": [list(pair) for pair in problem.about],
         "fragment_shapes": [list(f.shape) for f in distinct],
@@ -123,27 +153,27 @@ def plan_parts(plan: Plan) -> tuple[bytes, Columns]:
     }
     if problem.summed:
         header["summed"] = True
-    if plan.window_bytes != WINDOW_BYTES:  # else left out, so that older files keep their digests
-        header["window_bytes"] = plan.window_bytes
-    if plan.attention is not None:
-        header["attention"] = {name: getattr(plan.attention, name) for name in _AttentionHead.__struct_fields__}
-    columns: Columns = [("fragments.n", np.array([len(f) for f in distinct], dtype=np.int64))]
-    for name in _FRAGMENT_COLUMNS:
-        dtype = np.int32 if name in ("rank", "buffer") else np.int64
-        columns.append((f"fragments.{name}", _join([getattr(f, name) for f in distinct], dtype)))
-    columns.append(("boxes.n", np.array([len(b.lo) for b in plan.boxes], dtype=np.int64)))
-    columns.append(("boxes.lo", _join([b.lo for b in plan.boxes], np.int64)))
-    columns.append(("boxes.hi", _join([b.hi for b in plan.boxes], np.int64)))
-    columns += [(f"bundles.{name}", column) for name, column in plan.bundles.columns()]
-    columns += [(f"steps.{name}", column) for name, column in plan.steps.columns()]
-    columns += [
-        ("group_ptr", plan.group_ptr),
-        ("group_ranks", plan.group_ranks),
-        ("slot_bytes", plan.slot_bytes),
-    ]
-    if plan.attention is not None:
-        columns += [(f"computes.{name}", column) for name, column in plan.computes.columns()]
-    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode(), columns
+    if window_bytes != WINDOW_BYTES:  # else left out, so that older files keep their digests
+        header["window_bytes"] = window_bytes
+    if attention is not None:
+        header["attention"] = {name: getattr(attention, name) for name in _AttentionHead.__struct_fields__}
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _written(attention: Attention | None) -> list[tuple[str, np.dtype[np.generic]]]:
+    """The columns of a plan file with their dtypes, in the order in which they are written."""
+    none, start = np.zeros(0, np.int64), np.zeros(1, np.int64)
+    long, short = np.dtype(np.int64), np.dtype(np.int32)
+    steps = Steps(*[none] * 9, start, none)  # type: ignore[arg-type, call-arg]  # cast when made
+    bundles = Bundles(start, none, none, none)  # type: ignore[arg-type]  # the same
+    groups: list[tuple[str, Bundles | Steps | Computes]] = [("bundles", bundles), ("steps", steps)]
+    groups += [] if attention is None else [("computes", Computes.none())]
+    of = {group: [(f"{group}.{name}", column.dtype) for name, column in columns.columns()] for group, columns in groups}
+    return [
+        ("fragments.n", long), *((f"fragments.{name}", short if name in _SHORT else long) for name in _FRAGMENT_COLUMNS),
+        ("boxes.n", long), ("boxes.lo", long), ("boxes.hi", long), *of["bundles"], *of["steps"],
+        ("group_ptr", long), ("group_ranks", short), ("slot_bytes", long), *of.get("computes", ()),
+    ]  # fmt: skip
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -177,7 +207,8 @@ def load_plan(path: str | Path) -> Plan:
 class PlanRecord:
     """A plan file that was read but for its steps: `steps` are columns by name, not validated, in memory that the file backs.
 
-    digest      of the whole plan, computed from the file's bytes
+    digest      of the whole plan, the one that load_plan finds; computed from the file's bytes where they are as save_plan writes
+                them
     """
 
     digest: str
@@ -214,8 +245,12 @@ def mapped_plan(path: str | Path) -> Iterator[PlanRecord]:
         with contradictions(path):
             decoded = _decode_header(header)
             problem, boxes, bundles = _assemble(decoded, columns)
+            topology, attention = topology_from_dict(decoded.topology), _attention(decoded, columns)[0]
+            canonical = _header(decoded.strategy, topology, problem, attention, decoded.window_bytes)
+            as_written = header == canonical and [(name, c.dtype) for name, c in columns.items()] == _written(attention)
             record = PlanRecord(
-                sha.hexdigest(), decoded.strategy, topology_from_dict(decoded.topology), problem, boxes, bundles,
+                sha.hexdigest() if as_written else load_plan(path).digest,  # one that was edited says the same in other bytes
+                decoded.strategy, topology, problem, boxes, bundles,
                 {name: columns[f"steps.{name}"] for name in Steps.__dataclass_fields__}, *_small_columns(columns),
                 decoded.window_bytes,
             )  # fmt: skip
@@ -231,12 +266,14 @@ def column_mark(name: str, column: NDArray[np.generic]) -> bytes:
 def _unreadable(path: str | Path) -> Iterator[None]:
     """Turn what fails on a missing, damaged or foreign file into an InputError or PlanError that names it."""
     if not os.path.isfile(path):  # False, too, for names that no file can have
-        raise InputError(f"no plan file {path}; `shardroute plan ... -o {path}` writes one")
+        raise InputError(mistaken(path, "a plan") or f"no plan file {path}; `shardroute plan ... -o {path}` writes one")
     try:
         yield
     except (PlanError, InputError) as error:
         raise PlanError(f"{path}: {error}") from error
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OSError, RuntimeError) as error:
+        if words := mistaken(path, "a plan"):
+            raise PlanError(words) from error
         raise PlanError(f"{path}: not a shardroute plan, or cut short ({error}); plan again, or copy the file anew") from error
 
 
@@ -310,14 +347,14 @@ def _assemble(header: _Header, columns: dict[str, NDArray[np.generic]]) -> tuple
     n_dims = [len(shape) for shape in header.fragment_shapes]
     lengths = _counts(columns["fragments.n"], len(n_dims), "fragments.n")
     flat = {
-        name: _split(columns[f"fragments.{name}"], lengths if name in ("rank", "buffer", "offset", "buffer_size") else
+        name: _split(columns[f"fragments.{name}"], lengths if name in (*_SHORT, "offset", "buffer_size") else
                      [n * d for n, d in zip(lengths, n_dims, strict=True)], f"fragments.{name}")
         for name in _FRAGMENT_COLUMNS
     }  # fmt: skip
     distinct = []
     for i, shape in enumerate(header.fragment_shapes):
         lo, hi, strides = (flat[name][i].reshape(lengths[i], n_dims[i]) for name in ("lo", "hi", "strides"))
-        rank, buffer = (_exactly(flat[name][i], np.int32, f"fragments.{name}") for name in ("rank", "buffer"))
+        rank, buffer = (_exactly(flat[name][i], np.int32, f"fragments.{name}") for name in _SHORT)
         distinct.append(Fragments(tuple(shape), rank, lo, hi, buffer, flat["offset"][i], strides, flat["buffer_size"][i]))
     for head in header.tensors:
         if not (0 <= head.source < len(distinct) and 0 <= head.target < len(distinct)):

@@ -1,9 +1,11 @@
 """Proof that staging memory isn't overwritten before it is read, and that each read of it finds what it carries."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardroute.planner.plans import Op, Plan
 from shardroute.topologies.errors import PlanError
@@ -54,7 +56,8 @@ def check_slots(plan: Plan) -> None:
             for rank in members:
                 held = slots[rank, dst_at]
                 over = [w for w in held if w.lo < hi and lo < w.hi]
-                if not layouts.known_done(after, [use for w in over for use in w.uses]):
+                read = layouts.known_done(after, [use for w in over if w.uses != [w.step] for use in w.uses])
+                if not read or not all(known_by(plan, rank, w.step, after) for w in over if w.uses == [w.step]):
                     raise PlanError(f"step {step} overwrites slot {dst_at} of rank {rank} without waiting for its last use")
                 slots[rank, dst_at] = [*(w for w in held if w not in over), _Written(step, bundle, lo, hi, [step])]
 
@@ -64,6 +67,7 @@ class _Layouts:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._tells: list[bool] = tells(plan).tolist()
         self._spans: dict[int, tuple[int, int]] = {}
         self._layouts: dict[int, dict[tuple[int, int], int]] = {}
         self._holds: dict[tuple[tuple[int, ...], int], bool] = {}
@@ -95,18 +99,44 @@ class _Layouts:
         return self._layouts[bundle]
 
     def known_done(self, after: set[int], uses: list[int]) -> bool:
-        """Whether a step that waits for `after` waits for all `uses`: straight, or by a step of `after` that does (a credit, a
-        barrier).
+        """Whether a step that waits for `after` waits for all `uses`: straight, or by a step of `after` that does and tells of it
+        (a credit, a barrier).
         """
         left = [use for use in uses if use not in after]
         if not left:
             return True
-        steps = self._plan.steps
         for step in sorted(after):
             if step not in self._after:
-                self._after[step] = frozenset(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
+                self._after[step] = frozenset(waits_of(self._plan, step) if self._tells[step] else ())
             left = [use for use in left if use not in self._after[step]]
         return not left
+
+
+def waits_of(plan: Plan, step: int) -> list[int]:
+    """The steps that a step waits for."""
+    steps = plan.steps
+    found: list[int] = steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist()
+    return found
+
+
+def tells(plan: Plan) -> NDArray[np.bool_]:
+    """Whether a rank that is done with its part in each step knows by it that all of the step's ranks have come to theirs, and
+    so that what any of them waited for is over. A collective that carries nothing is no message between them, unless a BARRIER.
+    """
+    return np.isin(plan.steps.op, (Op.COPY, Op.BARRIER, Op.COMPUTE)) | (plan.step_pieces > 0)
+
+
+def known_by(plan: Plan, rank: int, writer: int, after: Collection[int]) -> bool:
+    """Whether a step that waits for `after` finds on the rank what `writer` brings there: it waits for that straight, or for a
+    step that the rank itself drives and that does. That another rank says so isn't enough: its message may overtake the other.
+    """
+    return writer in after or any(drives(plan, rank, step) and writer in waits_of(plan, step) for step in after)
+
+
+def drives(plan: Plan, rank: int, step: int) -> bool:
+    """Whether a rank drives a step."""
+    steps = plan.steps
+    return int(steps.src[step]) == rank or (steps.op[step] != Op.COPY and rank in plan.group(int(steps.group[step])))
 
 
 def _check_room(plan: Plan, step: int, bundle: int, slot: int) -> None:

@@ -233,7 +233,8 @@ def test_a_timeline_is_read_from_regular_files_only(cli, prediction, tmp_path) -
 
     for name in ("pipe", ".", "n" * 400, "a\0b"):
         code, _, err = cli("compare", str(tmp_path / "a.json"), str(tmp_path / name))
-        assert (code, "no timeline file" in err) == (2, True)
+        words = "is a folder, and a timeline is wanted" if name == "." else "no timeline file"
+        assert (code, words in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,22 @@ def test_a_gpu_that_its_fabric_does_not_carry_is_refused_by_its_line(row: str, w
 
 
 @pytest.mark.parametrize(
+    ("word", "refused"), [("Unhealthy", True), ("Healthy", False), ("N/A", False), ("[Not Supported]", False)]
+)
+def test_a_driver_that_says_health_in_one_line_is_heeded_too(word: str, refused: bool) -> None:
+    lines = text("gb200-host0.txt").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.strip() == "Health")
+    rows = 1 + next(i for i, line in enumerate(lines[at + 1 :]) if len(line) - len(line.lstrip()) <= 8)
+    flat = "\n".join([*lines[:at], f"        Health                            : {word}", *lines[at + rows :]])
+
+    if refused:
+        with pytest.raises(InputError, match=r"host0: line \d+: the fabric of this GPU is not healthy \(Health: Unhealthy\)"):
+            parse_nvidia_smi(flat, "host0")
+    else:
+        assert parse_nvidia_smi(flat, "host0").troubles == ()
+
+
+@pytest.mark.parametrize(
     ("row", "words"),
     [
         ("Bandwidth                     : Degraded", "Bandwidth: Degraded"),
@@ -456,3 +472,31 @@ def test_a_users_mistake_is_one_message_and_exit_code_2(cli, arguments: list[str
     assert code == 2
     assert out == ""
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dgx-h100-topo.txt"], "is a matrix of `nvidia-smi topo -m`: give it with --nvidia-smi "),
+        (["--nvidia-smi", "dgx-h100.xml"], "is XML that NCCL wrote: give it without an option"),
+        (["ibstat.txt"], "is the output of `ibstat`: give it with --ibstat "),
+        (["dgx-h100.xml", "--ibstat", "ibnetdiscover.txt"], "is the output of `ibnetdiscover`: give it with --ibnetdiscover "),
+        (["dgx-h100.xml", "--rails", "ibstat.txt"], "is the output of `ibstat`: give it with --ibstat "),
+        (["dgx-h100.xml", "--ibnetdiscover", "gb200-host0.txt"], "give it with --nvidia-smi "),
+    ],
+)
+def test_a_file_of_another_option_is_told_which(cli, arguments: list[str], words: str) -> None:
+    paths = [name if name.startswith("--") else str(DATA / name) for name in arguments]
+
+    code, out, err = cli("machines", "import", *paths)
+
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_file_that_says_nothing_of_hosts_is_called_what_it_is(cli, tmp_path) -> None:
+    (tmp_path / "x.toml").write_text('name = "x"\n')
+    (tmp_path / "notes.md").write_text("# notes\n")
+
+    assert "which says nothing of hosts" in cli("machines", "import", str(tmp_path / "x.toml"))[2]
+    assert "notes.md is" not in cli("machines", "import", str(tmp_path / "notes.md"))[2]

@@ -13,7 +13,8 @@ import pytest
 from shardroute.planner.layouts import load_model, parse_spec
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
-from shardroute.planner.plan_files import load_plan, save_plan
+from shardroute.planner.plan_files import load_plan, mapped_plan, save_plan
+from shardroute.planner.plans import WINDOW_BYTES
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.refits import refit_problem
 from shardroute.planner.routing.strategies import make_plan
@@ -190,7 +191,7 @@ def test_a_name_that_no_file_can_have_is_refused(path, monkeypatch, name) -> Non
 
     with pytest.raises(InputError, match="can't write the plan to"):
         save_plan(plan, name)
-    with pytest.raises(InputError, match="no plan file"):
+    with pytest.raises(InputError, match=r"no plan file|is a folder, and a plan is wanted"):
         load_plan(name)
 
 
@@ -290,3 +291,37 @@ def test_what_must_be_recomputed_after_loading_travels_with_the_plan(tmp_path) -
 
     assert about["destination after loading"] == summary.target["after loading"]
     assert about["source convention"] == "megatron"
+
+
+@pytest.mark.parametrize("edit", ["default written out", "spaces", "columns in another order", "wider numbers"])
+def test_a_file_that_says_the_same_in_other_bytes_has_the_same_digest(path, edit) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(members["header.json"])
+    match edit:
+        case "default written out":
+            members["header.json"] = json.dumps(header | {"window_bytes": WINDOW_BYTES}, sort_keys=True).encode()
+        case "spaces":
+            members["header.json"] = json.dumps(header, indent=1).encode()
+        case "columns in another order":
+            members = dict(reversed(members.items()))
+        case "wider numbers":
+            members["steps.bundle.npy"] = column(load_plan(path).steps.bundle.astype(np.int64))
+    edited = path.with_name("edited.plan")
+    with zipfile.ZipFile(edited, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+    with mapped_plan(edited) as record:
+        assert record.digest == load_plan(edited).digest == load_plan(path).digest
+
+
+def test_a_window_below_nothing_is_refused_by_its_name(path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        header = json.loads(archive.read("header.json"))
+    rewritten(path, **{"header.json": json.dumps(header | {"window_bytes": -1}).encode()})
+
+    with pytest.raises(PlanError, match="window_bytes: expected 0 or more bytes, below 2\\^62, found -1") as found:
+        load_plan(path)
+
+    assert "column" not in str(found.value)

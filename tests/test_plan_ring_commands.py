@@ -86,7 +86,7 @@ def test_a_call_without_measured_costs_is_planned_and_says_what_is_lacking(cli) 
         (["--seq", "250"], "250 tokens can't be cut into 2 x 2 equal parts"),
         (["--seq", "256", "--documents", "4"], "not both"),
         ([], "give --seq"),
-        (["--documents", "4,x"], "expected tokens of each document"),
+        (["--documents", "4,x"], "expected those of each document"),
         (["--documents", "4,8", "--batch", "2"], "packed documents with batch 2"),
         (["--seq", "256", "--model", "llama-3-8b"], "leave out --heads"),
         (["--seq", "256", "--ulysses", "2"], "a Ulysses degree is for strategy hybrid only"),

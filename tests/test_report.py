@@ -24,10 +24,12 @@ from shardroute.planner.layouts.tensors import Layout
 from shardroute.planner.plan_files import save_plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting import charts
+from shardroute.planner.reporting.chapters import WORDS
 from shardroute.planner.reporting.contest_pictures import what_ifs
 from shardroute.planner.reporting.layout_pictures import layout_section
 from shardroute.planner.reporting.machine_pictures import load_section, machine_section
 from shardroute.planner.reporting.time_pictures import gpu_section, link_section, path_section, united
+from shardroute.planner.reports import PlanReport
 from shardroute.planner.timelines import Timeline, save_timeline
 from shardroute.planner.traces import fullness
 from shardroute.topologies import build_topology, default_calibration, load_machine
@@ -227,6 +229,14 @@ def test_the_numbers_of_the_page_are_those_of_show(files, cli) -> None:
     named = {key for key, value in shown.items() if isinstance(value, int | float | str)}
     assert {*page.facts} == named
     assert all(page.facts[key] == shown[key] for key in named)
+
+
+def test_every_number_of_a_plan_has_words_that_a_reader_uses(files) -> None:
+    page = Path(files["t.html"]).read_text()
+
+    assert set(WORDS) == set(PlanReport.__struct_fields__)
+    assert "packing, peak a rank" in page
+    assert "packing bytes" not in page
 
 
 def test_the_page_is_whole_and_its_links_lead_somewhere(files) -> None:

@@ -401,7 +401,7 @@ BAD = {
     "an unknown size": (["refit-vs-size", *GPUS, "--from", "EP8", "--to", "TP8", "--sizes", "kimi-4"], "'kimi-4' is unknown"),
     "layouts without a machine": (["gather-vs-reshard", "--from", "EP8", "--to", "TP8"], "--from is for plans"),
     "a sparse model": (["ring-vs-seq", "--model", "kimi-k2", "--cp", "4", *GPUS], "experts"),
-    "a length that is no number": (["ring-vs-seq", "--model", "llama-3-8b", "--cp", "4", *GPUS, "--seqs", "64K"], "'64K'"),
+    "a length that is no number": (["ring-vs-seq", "--model", "llama-3-8b", "--cp", "4", *GPUS, "--seqs", "64x"], "'64x'"),
     "too few GPUs to split": (["split", *REFIT, *GPUS, "--gpus", "9"], "give 16 GPUs or more"),
     "training without rollouts": (["split", *REFIT, *GPUS, "--gpus", "30", "--train-gpu-s", "5"], "go together"),
     "a machine of processes": (["refit-vs-nic", *REFIT, "--machine", "cpu-processes"], "has no GPUs"),

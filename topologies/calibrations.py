@@ -145,8 +145,9 @@ def default_calibration(machine_name: str) -> Calibration:
     """Return the calibration that ships for the machine; InputError says what to do if there is none."""
     if machine_name not in calibration_names():
         raise InputError(
-            f"no calibration ships for machine {machine_name!r}, and predicting needs one; give "
-            "--calibration FILE with measured costs, or --calibration nominal for nominal rates alone"
+            f"no calibration ships for machine {machine_name!r}, and predicting needs one; give --calibration FILE with "
+            "measured costs, --calibration nominal for nominal rates alone, or that of a machine like it "
+            f"({', '.join(calibration_names())})"
         )
     return load_calibration(machine_name)
 

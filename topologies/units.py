@@ -45,6 +45,10 @@ _SECOND_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
 _OPERATION_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
     {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _PREFIXES}
 )
+# As people say how long a context is: 128K tokens are 131,072.
+_TOKEN_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
+    {"": Fraction(1), "k": Fraction(2**10), "K": Fraction(2**10), "M": Fraction(2**20)}
+)
 # Byte counts are stored in int64 columns.
 _MAX_BYTES: Final = 2**63 - 1
 
@@ -92,6 +96,17 @@ def parse_operations(text: str) -> float:
     return _finite_float(_parse(text, "a rate of computing", _OPERATION_UNITS, "'1400 TFLOP/s'"), text)
 
 
+def parse_tokens(text: str) -> int:
+    """Return the tokens of text such as "131072" or "128K": K is 1024 and M 1024 x 1024, as lengths of contexts are said.
+
+    Raises InputError for anything else, and for none or a fraction of a token.
+    """
+    exact = _parse(text, "a number of tokens", _TOKEN_UNITS, "'131072' or '128K'")
+    if exact.denominator != 1 or exact < 1:
+        raise InputError(f"{text!r} is not a whole number of tokens from 1; write for example '131072' or '128K'")
+    return int(exact)
+
+
 def format_bandwidth(bandwidth_Bps: float) -> str:
     """Return bytes per second as text with 3 significant digits and an SI unit: 5e10 is "50.0 GB/s"."""
     return f"{format_bytes(bandwidth_Bps)}/s"
@@ -118,7 +133,8 @@ def _parse(text: str, what: str, units: Mapping[str, Fraction], examples: str) -
     match = _NUMBER.fullmatch(text)
     unit = (match[2] or "") if match else ""
     if match is None or unit not in units:
-        reason = f"unit {unit!r} is unknown" if match and unit else "a number and a unit are needed"
+        needed = "a number is needed" if "" in units else "a number and a unit are needed"
+        reason = f"unit {unit!r} is unknown" if match and unit else needed
         raise InputError(f"{text!r} is not {what} ({reason}); write for example {examples}")
     return Fraction(match[1]) * units[unit]
 

@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import Final
 
 from shardroute.planner.backends.channels import Path, PutLaw, channel_law, put_law
+from shardroute.planner.backends.collective_sms import collective_sms
 from shardroute.planner.backends.collectives import Group, collective_s
+from shardroute.planner.backends.rates import shipped_channels
 from shardroute.planner.choice.operations import DTYPE_BYTES, NEWEST, Libraries, Operation, Version
 from shardroute.planner.choice.symmetric import symmetric_kernel
 from shardroute.planner.choice.xla import PUT_DTYPES, RuleSet, hazards
@@ -55,12 +57,13 @@ class Setting:
 class Option:
     """One way: either possible, with its predicted seconds, SMs held and how that was found, or not, with the reason.
 
-    `error` is the share of the time by which the prediction may be off.
+    n_sms is None where nobody knows how many channels NCCL takes on the machine. `error` is the share of the time by which the
+    prediction may be off.
     """
 
     way: Way
     seconds: float | None
-    n_sms: int
+    n_sms: int | None
     reason: str
     error: float = MODEL_ERROR
 
@@ -107,8 +110,9 @@ def options(operation: Operation, setting: Setting) -> list[Option]:
 def _nccl(operation: Operation, setting: Setting) -> Option:
     group = setting.group(operation)
     if operation.op is not Collective.PERMUTE:
-        seconds, how = collective_s(operation.op, operation.n_bytes, group, setting.machine, setting.calibration)
-        return Option(Way.NCCL, seconds, 0, how)
+        asked = (operation.op, operation.n_bytes, group, setting.machine, setting.calibration)
+        seconds, how = collective_s(*asked)
+        return Option(Way.NCCL, seconds, collective_sms(*asked, shipped_channels(setting.machine.name)), how)
     n_ranks = _communicator(operation, setting)
     ranks = n_ranks if n_ranks is not None else group.n_ranks
     wide = Group(ranks, max(group.n_domains, -(-ranks // setting.machine.gpus_per_domain)))
@@ -120,6 +124,8 @@ def _nccl(operation: Operation, setting: Setting) -> Option:
     seconds = float(law.send_recv_s(operation.n_bytes, ranks, one, path, operation.traffic))
     channels = int(law.channels(operation.n_bytes, ranks, one, path))
     how = f"send/recv on {channels} channel{'s' if channels > 1 else ''} of a communicator of {ranks}"
+    if n_ranks is not None and n_ranks > group.n_ranks:
+        how += ": all devices of the program, as XLA before JAX 0.10.0 has it"
     return Option(Way.NCCL, seconds, channels, how)
 
 
@@ -227,4 +233,3 @@ def _no_nvshmem(operation: Operation, setting: Setting) -> str:
     if not setting.rules.nvshmem:
         return f"{setting.rules.name} has no NVSHMEM collectives; they were in xla-0.6.2 to xla-0.10.1"
     return next(iter(hazards(operation, setting.machine.gpus_per_domain)), "")
-

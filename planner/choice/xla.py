@@ -114,7 +114,9 @@ def flags(rules: RuleSet, operation: Operation, wanted: Wanted) -> list[str] | N
             return ["--xla_gpu_experimental_enable_nvshmem=true"] if rules.nvshmem else None
         case Wanted.PUTS:
             if operation.op is Collective.PERMUTE and rules.modes:
-                return ["--xla_gpu_collective_permute_mode=symmetric"]
+                # Where there is NVSHMEM too, it would take the permute before the mode counts.
+                off = ["--xla_gpu_experimental_enable_nvshmem=false"] if rules.nvshmem else []
+                return [*off, "--xla_gpu_collective_permute_mode=symmetric"]
             if operation.op is Collective.ALL_GATHER and rules.modes and not rules.nvshmem:
                 return ["--xla_gpu_all_gather_mode=symmetric"]
             return None
@@ -135,9 +137,7 @@ def hazards(operation: Operation, slice_size: int) -> list[str]:
             "(NVSHMEM_TEAM_SHARED), so a rank may read what hasn't arrived"
         )
     if operation.devices_per_process != 1:
-        found.append(
-            f"{operation.devices_per_process} devices a process: XLA's NVSHMEM ends the program unless each has one"
-        )
+        found.append(f"{operation.devices_per_process} devices a process: XLA's NVSHMEM ends the program unless each has one")
     if operation.op is Collective.ALL_REDUCE and not operation.is_world:
         found.append(
             f"groups of {len(operation.largest)} of {operation.n_devices} devices: XLA reduces over NVSHMEM_TEAM_SHARED, "

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from shardroute.planner.cli.mistakes import Group
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
@@ -13,8 +14,8 @@ from shardroute.topologies.calibrations import calibration_names, calibration_to
 from shardroute.topologies.machines import MachineKind, load_machine, machine_names, machine_to_dict
 from shardroute.topologies.units import format_bandwidth, format_bytes
 
-machines = typer.Typer(help="List the known machines, or explain one.", invoke_without_command=True)
-models = typer.Typer(help="List the shipped models, or show one's parameters.", invoke_without_command=True)
+machines = typer.Typer(help="List the known machines, or explain one.", cls=Group, invoke_without_command=True)
+models = typer.Typer(help="List the shipped models, or show one's parameters.", cls=Group, invoke_without_command=True)
 app.add_typer(machines, name="machines", rich_help_panel="Catalogues")
 app.add_typer(models, name="models", rich_help_panel="Catalogues")
 

@@ -2,6 +2,7 @@
 so."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -38,15 +39,18 @@ from shardroute.topologies.topologies import build_topology
 from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
 
 _LIBRARIES = ("nccl", "nvshmem")
+_MOST_NAMES = 3  # of collectives behind flags; --json has all
 
 
 class OptionRow(msgspec.Struct, frozen=True):
-    """One way; the field names are those of `choose --json`, and stay. predicted_s is null where it isn't possible."""
+    """One way; the field names are those of `choose --json`, and stay. predicted_s and sms are null where it isn't possible,
+    and sms where nobody knows how many NCCL takes.
+    """
 
     backend: str
     possible: bool
     predicted_s: float | None
-    sms: int
+    sms: int | None
     reason: str
 
 
@@ -97,7 +101,7 @@ def choice_row(choice: Choice) -> ChoiceRow:
         name=asked.name, op=asked.op, dtype=asked.dtype, n_bytes=asked.n_bytes, group_size=len(asked.largest),
         n_groups=len(asked.groups), backend=choice.chosen.way, predicted_s=choice.chosen.seconds, decided_by=choice.decided_by,
         margin=choice.margin,
-        options=[OptionRow(o.way, o.possible, o.seconds, o.n_sms, o.reason) for o in choice.options],
+        options=[OptionRow(o.way, o.possible, o.seconds, o.n_sms if o.possible else None, o.reason) for o in choice.options],
         rules=[_rule_row(verdict) for verdict in choice.verdicts],
     )  # fmt: skip
 
@@ -127,9 +131,7 @@ def choose_command(
     plan: Annotated[
         str | None, typer.Option("--plan", help="A plan file: chooses for every kind of step that moves bytes in it.")
     ] = None,
-    devices_per_process: Annotated[
-        int, typer.Option("--devices-per-process", help="GPUs that one process drives.", min=1)
-    ] = 1,
+    devices_per_process: Annotated[int, typer.Option("--devices-per-process", help="GPUs that one process drives.", min=1)] = 1,
     rules: Annotated[
         str | None,
         typer.Option("--rules", help="XLA calls, by the rules of this JAX release: xla-0.8.1. Default: no rules but NCCL's."),
@@ -199,9 +201,7 @@ def _asked(
     if pairs is not None:
         found = _pairs(pairs)
         n_devices = max(1 + max(max(pair) for pair in found), ranks or 0) if devices is None else devices
-        return permute(
-            _whole_bytes(n_bytes), found, dtype=dtype, n_devices=n_devices, devices_per_process=devices_per_process
-        )
+        return permute(_whole_bytes(n_bytes), found, dtype=dtype, n_devices=n_devices, devices_per_process=devices_per_process)
     assert op is not None
     assert ranks is not None
     return operation(op, _whole_bytes(n_bytes), ranks, dtype=dtype, n_devices=devices, devices_per_process=devices_per_process)
@@ -256,7 +256,7 @@ def _print_choice(choice: Choice, setting: Setting) -> None:
     print_table(
         ["way", "predicted", "SMs", "how, or why not"],
         [
-            [o.backend, "-" if o.predicted_s is None else format_seconds(o.predicted_s), str(o.sms), o.reason]
+            [o.backend, "-" if o.predicted_s is None else format_seconds(o.predicted_s), _sms_text(o), o.reason]
             for o in row.options
         ],
         right=["predicted", "SMs"],
@@ -264,12 +264,16 @@ def _print_choice(choice: Choice, setting: Setting) -> None:
     print_table(
         ["XLA's rules", "take", "because"],
         [[r.rules, r.backend, _rule_text(r)] for r in row.rules],
-        title="\nWhat XLA takes with NVSHMEM enabled",
+        title="\nWhat XLA takes if NVSHMEM is enabled, which it isn't by default",
     )
-    stdout().print("\nXLA_FLAGS for the choice", style="bold")
-    for r in row.rules:  # a line each, never folded, to be copied
-        stdout().print(f"{r.rules}: {_flags_text(r, row.backend)}", markup=False, highlight=False, soft_wrap=True)
+    _print_flags([choice])
     _print_hazards([choice])
+
+
+def _sms_text(option: OptionRow) -> str:
+    if not option.possible:
+        return "-"
+    return "unknown" if option.sms is None else str(option.sms)
 
 
 def _costs(setting: Setting) -> str:
@@ -286,6 +290,31 @@ def _flags_text(row: RuleRow, chosen: str) -> str:
         return "none known"
     text = " ".join(row.flags) or "none needed"
     return text if row.flags_for == chosen else f"{text} (for {row.flags_for}, as fast)"
+
+
+def _print_flags(choices: list[Choice]) -> None:
+    """A line for each release, or for each of its flags where collectives want different ones; never folded, to be copied."""
+    rows = [choice_row(choice) for choice in choices]
+    lines: list[str] = []
+    differ = False
+    for i in range(len(rows[0].rules)):
+        wanted: dict[str, dict[str, None]] = {}
+        for row in rows:
+            wanted.setdefault(_flags_text(row.rules[i], row.backend), {})[row.name or row.op] = None
+        differ |= len(wanted) > 1
+        for text, names in wanted.items():
+            whose = f" for {_listed(list(names))}" if len(wanted) > 1 else ""
+            lines.append(f"{rows[0].rules[i].rules}{whose}: {text}")
+    title = "XLA_FLAGS for the choice" + ("" if len(rows) == 1 else "s")
+    title += "; flags hold for a whole program, so of several lines of a release take one" if differ else ""
+    stdout().print(f"\n{title}", style="bold")
+    for line in lines:
+        stdout().print(line, markup=False, highlight=False, soft_wrap="--xla" in line)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _print_module(module: HloModule, choices: list[Choice], setting: Setting, json: bool) -> None:
@@ -317,9 +346,10 @@ def _print_module(module: HloModule, choices: list[Choice], setting: Setting, js
     )  # fmt: skip
     print_table(
         ["collective", "op", "decided by"],
-        sorted({(_named(choice.operation), str(choice.operation.op), choice.decided_by) for choice in choices}),
+        list(dict.fromkeys((_named(choice.operation), str(choice.operation.op), choice.decided_by) for choice in choices)),
         title="\nWhy",
     )
+    _print_flags(choices)
     _print_hazards(choices)
 
 
@@ -334,22 +364,35 @@ def _print_steps(path: str, plan: Plan, steps: PlanSteps, choices: list[Choice],
         return
     print_table(
         ["times", "op", "bytes", "ranks", "choice", "predicted", "XLA takes NVSHMEM"],
-        [
-            [
-                str(count), row.op, format_bytes(row.n_bytes), f"{row.n_groups} x {row.group_size}", row.backend,
-                format_seconds(row.predicted_s), _releases(row.rules),
-            ]
-            for count, row in zip(steps.counts, rows, strict=True)
-        ],
+        _alike(steps.counts, rows),
         right=["times", "op", "bytes", "ranks", "choice", "predicted"],
-        title="\nSteps that move bytes, copies that go together as permutes; last, releases of JAX whose rules take NVSHMEM",
-    )  # fmt: skip
+        title="\nSteps that move bytes, copies that go together as permutes, in one row where only their ranks differ; last, "
+        "releases of JAX whose rules take NVSHMEM",
+    )
     print_table(
         ["step", "decided by"],
-        sorted({(_named(choice.operation), choice.decided_by) for choice in choices}),
+        list(dict.fromkeys((_named(choice.operation), choice.decided_by) for choice in choices)),
         title="\nWhy",
     )
+    _print_flags(choices)
     _print_hazards(choices)
+
+
+def _alike(counts: Sequence[int], rows: list[ChoiceRow]) -> list[list[str]]:
+    """The steps as rows of a table, in the order in which each kind first comes. Those that move as much between groups of one
+    size, by the same way in the same time, are one kind, whichever ranks and however many groups they have.
+    """
+    kinds: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for count, row in zip(counts, rows, strict=True):
+        size, seconds = str(row.group_size), format_seconds(row.predicted_s)
+        kind = (row.op, row.dtype, format_bytes(row.n_bytes), size, row.backend, seconds, _releases(row.rules))
+        kinds.setdefault(kind, []).append((count, row.n_groups))
+    found = []
+    for (op, _, n_bytes, size, backend, seconds, releases), them in kinds.items():
+        fewest, most = min(n for _, n in them), max(n for _, n in them)
+        groups = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        found.append([f"{sum(count for count, _ in them):,}", op, n_bytes, f"{groups} x {size}", backend, seconds, releases])
+    return found
 
 
 def _releases(rows: list[RuleRow]) -> str:
@@ -361,12 +404,11 @@ def _named(asked: Operation) -> str:
 
 
 def _print_hazards(choices: list[Choice]) -> None:
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], set[Version]] = {}
     for choice in choices:
         for verdict in choice.verdicts:
             for hazard in verdict.hazards:
-                releases = found.setdefault((_named(choice.operation), hazard), [])
-                releases.append(str(verdict.rules.release))
+                found.setdefault((_named(choice.operation), hazard), set()).add(verdict.rules.release)
     if found:
-        rows = [[name, ", ".join(releases), hazard] for (name, hazard), releases in sorted(found.items())]
+        rows = [[name, ", ".join(map(str, sorted(releases))), hazard] for (name, hazard), releases in found.items()]
         print_table(["collective", "JAX", "hazard on NVSHMEM"], rows, title="\nWarnings")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.cautions import say_costs, say_tolerance
 from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.program import app
@@ -42,7 +42,8 @@ def diff_command(
     """Say how two plans differ: numbers, bytes by link, predicted time, which tensors go another way. Or how two timelines do."""
     for path in (first, second):
         if not os.path.isfile(path):  # False, too, for names that no file can have
-            raise InputError(f"no file {path}; give two plan files, or two timelines that `simulate -o` or `run -o` wrote")
+            what = f"{path} is a folder" if os.path.isdir(path) else f"no file {path}"
+            raise InputError(f"{what}; give two plan files, or two timelines that `simulate -o` or `run -o` wrote")
     kinds = [zipfile.is_zipfile(path) for path in (first, second)]
     if kinds[0] != kinds[1]:
         plan, other = (first, second) if kinds[0] else (second, first)
@@ -72,7 +73,7 @@ def _report(plan: Plan, calibration: str | None, done: Callable[[float], None]) 
     if not known:
         return report(plan, None, costs)
     try:
-        prediction = predict(plan, costs, progress=done)
+        prediction = say_tolerance(predict(plan, costs, progress=done))
     except InputError:
         if plan.attention is None:
             raise

@@ -6,7 +6,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.cautions import say_costs, say_tolerance
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, printable, progress, stdout
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
@@ -36,6 +36,7 @@ def explain_command(
     costs = calibration_for(loaded.topology.machine, calibration)
     with progress("predicting") as done:
         prediction = predict(loaded, costs, progress=done)
+    say_tolerance(prediction)
     rivals: list[Rival] = []
     if not alone:
         with progress("planning by other strategies") as done:

@@ -1,12 +1,14 @@
 """`shardroute machines import`: a machine file from what a cluster already writes."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
 from shardroute.planner.cli.catalogues import machines
+from shardroute.planner.cli.import_hints import NO_OPTION, hinted
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, say
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file, read_text, write_file
@@ -31,6 +33,7 @@ from shardroute.topologies.units import format_bandwidth, format_count
 
 # ibnetdiscover of 10,000 adapters and their switches is some 10 MB; nvidia-smi -q of 8 GPUs some 100 kB.
 _MAX_TEXT_BYTES: Final = 2**26
+_Read = TypeVar("_Read")
 
 
 @machines.command("import")
@@ -80,7 +83,7 @@ def import_command(
     if output is not None and not output.endswith(".toml"):
         raise InputError(f"--output {output}: a machine file ends in .toml, so that --machine takes it")
     chosen = NicChoice(
-        listed=() if ibstat is None else parse_ibstat(_text(ibstat), ibstat),
+        listed=() if ibstat is None else _read(ibstat, "--ibstat", parse_ibstat),
         fabric=_fabric(ibnetdiscover, rails),
         names=() if nics is None else tuple(name.strip() for name in nics.split(",")),
         ethernet=ethernet,
@@ -109,20 +112,24 @@ def import_command(
 
 
 def _hosts(dumps: list[str], texts: list[str]) -> tuple[Host, ...]:
-    found = [host for path in dumps for host in parse_nccl_dump(read_file(path, MAX_DUMP_BYTES), path)]
-    return (*found, *(parse_nvidia_smi(_text(path), path) for path in texts))
+    found: list[Host] = []
+    for path in dumps:
+        with hinted(path, NO_OPTION):
+            found += parse_nccl_dump(read_file(path, MAX_DUMP_BYTES), path)
+    return (*found, *(_read(path, "--nvidia-smi", parse_nvidia_smi) for path in texts))
 
 
 def _fabric(ibnetdiscover: str | None, rails: str | None) -> Fabric | None:
     if ibnetdiscover is not None and rails is not None:
         raise InputError("--ibnetdiscover and --rails don't go together: both say where NICs hang")
     if ibnetdiscover is not None:
-        return parse_ibnetdiscover(_text(ibnetdiscover), ibnetdiscover)
-    return None if rails is None else parse_rail_table(_text(rails), rails)
+        return _read(ibnetdiscover, "--ibnetdiscover", parse_ibnetdiscover)
+    return None if rails is None else _read(rails, "--rails", parse_rail_table)
 
 
-def _text(path: str) -> str:
-    return read_text(path, _MAX_TEXT_BYTES)
+def _read(path: str, option: str, parse: Callable[[str, str], _Read]) -> _Read:
+    with hinted(path, option):
+        return parse(read_text(path, _MAX_TEXT_BYTES), path)
 
 
 def _path(output: str | None, name: str) -> str:

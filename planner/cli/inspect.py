@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shardroute.planner.arguments import ranges_text
 from shardroute.planner.check import check
+from shardroute.planner.cli.cautions import say_tolerance
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
 from shardroute.planner.cli.plan_ring import costs_of
@@ -104,7 +105,7 @@ def show_command(
     known = calibration is not None or machine.name in calibration_names()
     costs = calibration_for(machine, calibration if known else "nominal")
     with progress("predicting") as done:
-        found = report(loaded, predict(loaded, costs, progress=done) if known else None, costs)
+        found = report(loaded, say_tolerance(predict(loaded, costs, progress=done)) if known else None, costs)
     bounds, lanes = bounds_of(loaded, costs), _by_lane(loaded, np.ones(len(loaded.steps), dtype=bool))
     if json:
         print_json(to_builtins(found) | {"layouts": dict(loaded.problem.about), "bounds": bounds, "lanes": lanes})

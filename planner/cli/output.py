@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console, JustifyMethod
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from shardroute.topologies.units import format_seconds
 
@@ -147,7 +149,7 @@ def progress(what: str) -> Iterator[Callable[[float], None]]:
         return
     on_terminal = sys.stderr.isatty() and not console.is_dumb_terminal
     described = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), _TimeLeftColumn())
     # Disabled it draws nothing and starts no thread, but still knows the time left.
     with Progress(*columns, console=console, transient=True, disable=not on_terminal) as bar:
         task = bar.add_task(printable(what), total=None)
@@ -158,10 +160,29 @@ def progress(what: str) -> Iterator[Callable[[float], None]]:
             bar.update(task, completed=share, total=1.0)
             if not on_terminal and share < 1.0 and time.perf_counter() - last_s >= _LINE_S:
                 last_s = time.perf_counter()
-                say(_progress_line(what, share, last_s - began, bar.tasks[0].time_remaining))
+                say(_progress_line(what, share, last_s - began, _left_s(bar.tasks[0])))
 
         yield done
     tell(f"{what}: {format_seconds(time.perf_counter() - began)}")
+
+
+class _TimeLeftColumn(ProgressColumn):
+    """The time left as h:mm:ss, from the first share above 0 on."""
+
+    max_refresh = 0.5  # seconds; a digit that changes oftener can't be read
+
+    def render(self, task: Task) -> Text:
+        left_s = _left_s(task)
+        return Text("" if left_s is None else str(timedelta(seconds=round(left_s))), style="progress.remaining")
+
+
+def _left_s(task: Task) -> float | None:
+    """Seconds that are left: at the pace of late, or of all so far while only one share has been told; None before that."""
+    if task.time_remaining is not None:
+        return task.time_remaining
+    if task.total is None or not task.completed or task.elapsed is None:
+        return None
+    return task.elapsed * (task.total - task.completed) / task.completed
 
 
 def _progress_line(what: str, share: float, so_far_s: float, left_s: float | None) -> str:

@@ -10,6 +10,7 @@ from msgspec import to_builtins
 
 from shardroute.planner.arguments import parse_nics
 from shardroute.planner.cli.backends import BackendsOption, carried_by, parse_backends
+from shardroute.planner.cli.cautions import say_tolerance
 from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, progress, say, tell
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import Asked, with_request_options
@@ -25,10 +26,16 @@ from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_so
 from shardroute.planner.routing.sums import SUMMING
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.planner.stagings import staging_of
-from shardroute.topologies.calibrations import Calibration, default_calibration, load_calibration, nominal_calibration
+from shardroute.topologies.calibrations import (
+    Calibration,
+    calibration_names,
+    default_calibration,
+    load_calibration,
+    nominal_calibration,
+)
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
-from shardroute.topologies.machines import Machine, machine_names, parse_machine
+from shardroute.topologies.machines import Machine, MachineKind, load_machine, machine_names, parse_machine
 from shardroute.topologies.topologies import Topology, build_topology, join_topologies
 from shardroute.topologies.units import format_count, format_seconds, parse_bytes
 
@@ -92,10 +99,23 @@ def calibration_for(machine: Machine, name: str | None) -> Calibration:
     """The calibration that the user named, else the machine's own; InputError says what to do when there is none."""
     if name == "nominal":
         found = nominal_calibration(machine)
+    elif name is None:
+        if machine.name not in calibration_names() and (alike := _calibrated_alike(machine)):
+            raise InputError(
+                f"no calibration ships for machine {machine.name!r}, and predicting needs one; give --calibration {alike}, a "
+                "machine with the same GPUs, --calibration FILE with measured costs, or --calibration nominal for nominal rates"
+            )
+        found = default_calibration(machine.name)
     else:
-        found = default_calibration(machine.name) if name is None else load_calibration(name)
+        found = load_calibration(name)
     tell(f"costs: {found.library} on {found.machine}, {found.measured}")
     return found
+
+
+def _calibrated_alike(machine: Machine) -> str:
+    """The first shipped machine with the same GPUs whose costs ship, too; empty where there is none."""
+    names = [name for name in machine_names() if name in calibration_names() and load_machine(name).gpu == machine.gpu]
+    return names[0] if names and machine.kind is MachineKind.GPU else ""
 
 
 NicOption = Annotated[
@@ -169,6 +189,7 @@ def plan_and_predict(
             tell(f"planned by {strategy}: {format_count(len(plan.steps), 'step')} in {format_seconds(plan_s)}")
             done(PLANNING_SHARE)
             prediction = predict(plan, calibration, progress=part(done, PLANNING_SHARE, 1.0))
+        say_tolerance(prediction)
         return Planned(plan, report(plan, prediction, calibration, plan_s), tuple(notes))
 
 

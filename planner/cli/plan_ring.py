@@ -1,7 +1,7 @@
 """`shardroute plan-ring`: from an attention call to a plan of it over ranks, and its numbers."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from msgspec import to_builtins
@@ -23,9 +23,10 @@ from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine
-from shardroute.topologies.units import format_count
+from shardroute.topologies.units import format_count, parse_tokens
 
 _CALL, _SPLIT = "The attention call", "How it is split"
+SEQ_HELP: Final = "Tokens of a sequence, 131072 or 128K: K is 1024, M 1024 x 1024."
 
 
 @app.command("plan-ring", rich_help_panel="Plan and predict")
@@ -42,7 +43,7 @@ def plan_ring_command(
     heads: Annotated[int | None, typer.Option("--heads", help="Query heads.", rich_help_panel=_CALL)] = None,
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="KV heads; default: as many.", rich_help_panel=_CALL)] = None,
     head_dim: Annotated[int | None, typer.Option("--head-dim", help="Width of a head.", rich_help_panel=_CALL)] = None,
-    seq: Annotated[int | None, typer.Option("--seq", help="Tokens of a sequence.", rich_help_panel=_CALL)] = None,
+    seq: Annotated[str | None, typer.Option("--seq", metavar="TOKENS", help=SEQ_HELP, rich_help_panel=_CALL)] = None,
     documents: Annotated[
         str | None,
         typer.Option(
@@ -154,13 +155,24 @@ def _heads(model: str | None, heads: int | None, kv_heads: int | None, head_dim:
     return heads, heads if kv_heads is None else kv_heads, head_dim
 
 
-def _lengths(seq: int | None, documents: str | None) -> tuple[int, ...]:
+def tokens_of(option: str, text: str, least: int = 1) -> int:
+    """The tokens of a sequence. Raises InputError, led by the option, for another text and for fewer than `least`."""
+    try:
+        found = parse_tokens(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+    if found < least:
+        raise InputError(f"{option} {text}: expected {least} tokens or more")
+    return found
+
+
+def _lengths(seq: str | None, documents: str | None) -> tuple[int, ...]:
     if (seq is None) == (documents is None):
         raise InputError("give --seq, the tokens of a sequence, or --documents, those of each packed document; not both")
     if documents is None:
         assert seq is not None
-        return (seq,)
+        return (tokens_of("--seq", seq),)
     try:
-        return tuple(int(n) for n in documents.split(","))
-    except ValueError:
-        raise InputError(f"--documents {documents!r}: expected tokens of each document, such as 1000,3000,96") from None
+        return tuple(parse_tokens(n) for n in documents.split(","))
+    except InputError as error:
+        raise InputError(f"--documents {documents!r}: {error}; expected those of each document, such as 1000,3K,96") from None

@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from shardroute.planner.arguments import parse_ranks
-from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.cautions import say_costs, say_tolerance
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, bar_text, print_facts, print_json, print_table, progress, say, stderr
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
@@ -55,13 +55,16 @@ class CriticalPath(msgspec.Struct, frozen=True):
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction; the field names are those of `simulate --json`, and stay.
 
-    overlap   there for plans that compute attention
+    tolerance   share of a transfer's time within which starts and ends were taken together; 0: exact; reached_tolerance: the most
+    overlap     there for plans that compute attention
     """
 
     predicted_s: float
     digest: str
     source: str
     calibrated: bool
+    tolerance: float
+    reached_tolerance: float
     resources: list[BusyResource]
     overlap: Overlap | msgspec.UnsetType = msgspec.UNSET
     critical_path: CriticalPath
@@ -79,11 +82,21 @@ def simulate_command(
     calibration: CalibrationOption = None,
     trace_to: TraceToOption = None,
     trace_ranks: TraceRanksOption = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            help="Share of a transfer's time within which starts and ends of transfers are taken together, 0.01; 0: exact. "
+            "Default: exact, and 0.01 for the rest of a plan that would take more than minutes.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Predict how long a plan takes, what bounds the end, and which links it keeps busy."""
     if trace_ranks is not None and trace_to is None:
         raise InputError("--trace-ranks says whose trace to write; give --trace FILE with it")
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise InputError(f"--tolerance {tolerance}: expected a share from 0 (exact) to below 1, such as 0.01")
     loaded = load_plan(plan)
     topology = loaded.topology if machine is None else topology_for(machine, loaded.problem.n_ranks)
     costs = calibration_for(topology.machine, calibration)
@@ -91,7 +104,8 @@ def simulate_command(
         if path is not None:
             check_writable(path, what)
     with progress("simulating") as done:
-        prediction = predict(loaded, costs, topology, progress=done)
+        prediction = predict(loaded, costs, topology, progress=done, tolerance=tolerance)
+    say_tolerance(prediction)
     if output is not None:
         save_timeline(prediction.timeline, output)
     if trace_to is not None:
@@ -107,6 +121,8 @@ def simulate_command(
                 digest=loaded.digest,
                 source=prediction.timeline.source,
                 calibrated=calibrated,
+                tolerance=prediction.result.tolerance,
+                reached_tolerance=prediction.result.reached_tolerance,
                 resources=[BusyResource(r.name, r.n_bytes, r.busy_s) for r in prediction.resources],
                 overlap=msgspec.UNSET if loaded.attention is None else overlap_of(loaded, prediction.timeline),
                 critical_path=CriticalPath(parts, reasons(chain), chain[-_MOST_LINKS:]),

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from shardroute.planner.cli.mistakes import Group
 from shardroute.planner.cli.output import Speech, message_text, speak, tell
 from shardroute.planner.cli.readings import tell_readings
 from shardroute.topologies.errors import InputError, RunError, ShardrouteError
@@ -63,6 +64,7 @@ def _speaking(command: Callable[..., object]) -> Callable[..., None]:
 
 app = typer.Typer(
     name="shardroute",
+    cls=Group,
     help="Plan, predict and run how large tensors move between GPUs.\n\n"
     "Start with `shardroute demo`, or plan a refit of your own: `shardroute plan --help`.",
     no_args_is_help=True,

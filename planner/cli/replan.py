@@ -10,6 +10,7 @@ from msgspec import to_builtins
 
 from shardroute.planner.arguments import parse_nics, parse_ranks, ranges_text
 from shardroute.planner.changes import carried_over, changed_topology, silent_nics, with_new_ranks, without_ranks
+from shardroute.planner.cli.cautions import say_tolerance
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress, say
 from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, within
@@ -93,7 +94,8 @@ def replan_command(
         found = replan(start, problem, changed, asked)
         plan_s = time.perf_counter() - began
         done(PLANNING_SHARE)
-        figures = report(found.plan, predict(found.plan, costs, progress=part(done, PLANNING_SHARE, 1.0)), costs, plan_s)
+        prediction = say_tolerance(predict(found.plan, costs, progress=part(done, PLANNING_SHARE, 1.0)))
+        figures = report(found.plan, prediction, costs, plan_s)
     if output is not None:
         save_plan(found.plan, output)
     changes = [

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.cautions import say_costs, say_tolerance
 from shardroute.planner.cli.explain import AloneFlag, RivalsOption
 from shardroute.planner.cli.output import progress, say
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for
@@ -58,7 +58,7 @@ def report_command(
         costs = calibration_for(plan.topology.machine, calibration)
         say_costs(plan.topology.machine, costs)
         with progress(f"predicting {path}") as done:
-            prediction = predict(plan, costs, progress=done)
+            prediction = say_tolerance(predict(plan, costs, progress=done))
         reports.append(report(plan, prediction, costs))
         rivals: list[Rival] = []
         if not alone:

@@ -9,6 +9,7 @@ import typer
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
+from shardroute.planner.cli.plan_ring import SEQ_HELP, tokens_of
 from shardroute.planner.cli.program import app
 from shardroute.planner.layouts import load_model, model_names
 from shardroute.planner.steps import (
@@ -81,7 +82,7 @@ def ring_command(
     model: Annotated[
         str, typer.Option("--model", help="A shipped dense model, or a config.json.", autocompletion=model_names)
     ],
-    seq: Annotated[int, typer.Option("--seq", help="Tokens of a sequence.", min=2)],
+    seq: Annotated[str, typer.Option("--seq", metavar="TOKENS", help=SEQ_HELP)],
     machine: OneMachineOption,
     gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of the job. Default: cp x tp x fsdp.", min=1)] = None,
     cp: Annotated[int | None, typer.Option("--cp", help="Context-parallel ranks; searched unless given.", min=1)] = None,
@@ -119,6 +120,7 @@ def ring_command(
 
     shardroute ring --model llama-3-8b --seq 262144 --gpus 32 --machine gb200-nvl72
     """
+    n_tokens = tokens_of("--seq", seq, 2)
     found, count = parse_machine(machine)
     if found.kind is not MachineKind.GPU:
         raise InputError(f"machine {found.name} has no GPUs; a training step is predicted for GPU machines")
@@ -130,7 +132,7 @@ def ring_command(
         scheme = Scheme.HYBRID if ulysses is not None and 1 < ulysses < cp else Scheme.RING
         scheme = scheme if head_stride is None else Scheme.ALL_GATHER
     wanted = Wanted(cp, tp, fsdp, scheme, ulysses, head_stride, None if backend is None else Carrier(backend))
-    asked = StepLayout(seq=seq, cp=1, batch=batch, recompute=recompute, overlapped=overlap)
+    asked = StepLayout(seq=n_tokens, cp=1, batch=batch, recompute=recompute, overlapped=overlap)
     costs = calibration_for(found, calibration)
     net = network(found, costs, n_gpus)
     step_rates = load_rates(rates or found.name)
@@ -142,13 +144,13 @@ def ring_command(
     if json:
         top = msgspec.to_builtins(step_row(best))
         print_json({
-            "model": dense.name, "machine": found.name, "n_gpus": n_gpus, "seq": seq, "batch_per_gpu": batch,
+            "model": dense.name, "machine": found.name, "n_gpus": n_gpus, "seq": n_tokens, "batch_per_gpu": batch,
             "recompute": recompute, "overlapped": overlap, **top, "why": reason, "rates": step_rates.source,
             "calibration": f"{costs.library} on {costs.machine}", "layouts": [step_row(p) for p in [best, *others]],
         })  # fmt: skip
         return
     print_facts(
-        f"{dense.name}, {seq:,} tokens, {format_count(n_gpus, 'GPU')} of {found.name}",
+        f"{dense.name}, {n_tokens:,} tokens, {format_count(n_gpus, 'GPU')} of {found.name}",
         [
             ("batch", f"{batch:g} {'sequence' if batch == 1 else 'sequences'} a GPU, {batch * n_gpus:g} in all"),
             *(
@@ -164,7 +166,7 @@ def ring_command(
             ("costs from", f"{costs.library} on {costs.machine}"),
         ],
     )
-    _print_rows(_told_apart([step_row(p) for p in [best, *others]])[:_SHOWN])
+    _print_rows(_told_apart([step_row(p) for p in [best, *others]]))
 
 
 def _n_gpus(gpus: int | None, cp: int | None, tp: int | None, fsdp: int | None) -> int:
@@ -205,6 +207,7 @@ def _told_apart(rows: list[StepRow]) -> list[StepRow]:
 
 
 def _print_rows(rows: list[StepRow]) -> None:
+    which = f"the best {_SHOWN} of {len(rows):,}" if len(rows) > _SHOWN else "best first"
     print_table(
         ["layout", "attention", "step", "TFLOP/s", "exposed", "GB", "fits"],
         [
@@ -212,10 +215,10 @@ def _print_rows(rows: list[StepRow]) -> None:
                 f"{row.cp} x {row.tp} x {row.fsdp}", _attention_text(row), format_seconds(row.step_s),
                 f"{row.tflops_per_gpu:.1f}", format_seconds(row.exposed_comm_s), _memory_text(row), "yes" if row.fits else "no",
             ]
-            for row in rows
+            for row in rows[:_SHOWN]
         ],
         right=["layout", "attention", "step", "TFLOP/s", "exposed", "GB"],
-        title="\nLayouts (cp x tp x fsdp), best first; GB a GPU: keys and values + activations + weights + optimizer",
+        title=f"\nLayouts (cp x tp x fsdp), {which}; GB a GPU: keys and values + activations + weights + optimizer",
     )  # fmt: skip
 
 

@@ -61,8 +61,8 @@ class ValidatedRing(msgspec.Struct, frozen=True):
 
 def print_ring_report(json: bool, rows: str | None = None) -> None:
     """Predict all published rows, or those of a table of one's own, and print them as tables or as JSON."""
-    with progress("ring attention"):
-        report = ring_report() if rows is None else own_report(rows)
+    with progress("ring attention") as done:
+        report = ring_report(done) if rows is None else own_report(rows)
     if json:
         print_json(_as_json(report))
         return

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from shardroute.planner.cli.mistakes import Group
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_table
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption
 from shardroute.planner.cli.program import app
@@ -30,7 +31,9 @@ from shardroute.topologies.machines import Machine
 from shardroute.topologies.topologies import Topology
 from shardroute.topologies.units import parse_bandwidth
 
-study = typer.Typer(help="Ask one question many times over: tables and plots of what varies.", invoke_without_command=True)
+study = typer.Typer(
+    help="Ask one question many times over: tables and plots of what varies.", cls=Group, invoke_without_command=True
+)
 app.add_typer(study, name="study", rich_help_panel="Plan and predict")
 
 # Rates of the NICs over the machine's own where none are given: half of it to two generations on.

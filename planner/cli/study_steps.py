@@ -9,7 +9,7 @@ from shardroute.planner.cli.output import JsonFlag, progress
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption
 from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.cli.study import model_request, repeated, study
-from shardroute.planner.cli.studying import PageOption, StrategiesOption, check_page, counts, rows_of, setting, show
+from shardroute.planner.cli.studying import PageOption, StrategiesOption, check_page, listed, rows_of, setting, show
 from shardroute.planner.layouts import load_model, model_names, parse_spec
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.study_pictures import ring_sections, split_sections
@@ -17,7 +17,7 @@ from shardroute.planner.steps import Carrier, Recompute, StepLayout, dense_model
 from shardroute.planner.studies import Case, RingStudy, SplitStudy, ring_rows, split_row, splits_of, widened
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import format_count
+from shardroute.topologies.units import format_count, parse_tokens
 
 _SEQS: Final = "32768,65536,131072,262144,524288"
 _RING_SHOWN: Final = ("carrier", "step", "gain", "TFLOP/s", "exposed", "hop", "SMs", "fits")
@@ -35,7 +35,7 @@ def ring_vs_seq(
     cp: Annotated[int, typer.Option("--cp", help="Context-parallel ranks: those of a ring.", min=2)],
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", min=1)] = 1,
     fsdp: Annotated[int, typer.Option("--fsdp", help="Data-parallel ranks, which share the weights.", min=1)] = 1,
-    seqs: Annotated[str, typer.Option("--seqs", help="Tokens of a sequence, 65536,131072.")] = _SEQS,
+    seqs: Annotated[str, typer.Option("--seqs", help="Tokens of a sequence, 65536,128K; K is 1024.")] = _SEQS,
     backend: Annotated[
         list[Carrier] | None, typer.Option("--backend", help="What carries hops; repeat it. Default: nccl and nvshmem.")
     ] = None,
@@ -64,7 +64,7 @@ def ring_vs_seq(
     dense = dense_model(load_model(model))
     n_gpus = cp * tp * fsdp
     found.topology(n_gpus)  # refuses a count of the machine that has too few
-    lengths = counts("--seqs", seqs, _SEQS)
+    lengths = listed("--seqs", seqs, parse_tokens, _SEQS)
     carriers = [Carrier.NCCL, Carrier.NVSHMEM] if backend is None else list(dict.fromkeys(backend))
     step_rates = load_rates(rates or found.machine.name)
     asked = StepLayout(seq=lengths[0], cp=cp, tp=tp, fsdp=fsdp, batch=batch, recompute=recompute, overlapped=overlap)

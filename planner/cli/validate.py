@@ -1,5 +1,6 @@
 """`shardroute validate`: published measurements beside what is predicted for them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Protocol
 
 import typer
@@ -14,7 +15,7 @@ from shardroute.topologies.errors import InputError
 class Emulation(Protocol):
     """What runs plans on an emulated cluster, and prints them beside their predictions."""
 
-    def __call__(self, *, namespaces: bool, repeats: int, json: bool) -> None: ...
+    def __call__(self, *, cases: Sequence[str], namespaces: bool, repeats: int, json: bool) -> None: ...
 
 
 # The running half, which planning can't import, puts its own here.
@@ -36,6 +37,9 @@ def validate_command(
     namespaces: Annotated[
         bool, typer.Option("--namespaces", help="With --emulated: links in network namespaces, see `emulate`; needs root.")
     ] = False,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", help="With --emulated: only this change of layouts; may be given several times.")
+    ] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="With --emulated: how often each plan is run.")] = 3,
     json: JsonFlag = False,
 ) -> None:
@@ -49,10 +53,12 @@ def validate_command(
             raise InputError("--emulated is shown alone; leave --collectives, --refits, --ring, --rows and --ring-rows out")
         if not EMULATION:
             raise InputError("plans are run by shardroute.executors; start the program as `shardroute`")
-        EMULATION[0](namespaces=namespaces, repeats=repeats, json=json)
+        EMULATION[0](cases=case or (), namespaces=namespaces, repeats=repeats, json=json)
         return
     if namespaces:
         raise InputError("--namespaces goes with --emulated")
+    if case:
+        raise InputError("--case goes with --emulated")
     if ring and (collectives or refits):
         raise InputError("--ring is shown alone; leave --collectives and --refits out")
     if ring:

@@ -95,8 +95,8 @@ def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) ->
         with progress("refits") as done:
             reports.append(("refits", refit_report(done)))
     if collectives:
-        with progress("collectives"):
-            reports.append(("collectives", collective_report()))
+        with progress("collectives") as done:
+            reports.append(("collectives", collective_report(done)))
     if json:
         print_json(_as_json([report for _, report in reports]))
         return
@@ -124,32 +124,39 @@ def print_validation(collectives: bool, refits: bool, rows: bool, json: bool) ->
 
 def _print_refits(title: str, rows: Sequence[ValidationRow]) -> None:
     print_table(
-        ["refit", "published", "predicted", "error", "left out", "by"],
+        ["", "refit", "published", "predicted", "error", "left out"],
         [
             [
-                row.name, format_seconds(row.measured_s), format_seconds(row.predicted_s), f"{row.error:+.0%}",
-                share_text(row.left_out_error, "+"), row.how + (f"; {row.note}" if row.note else ""),
+                str(i), row.name, format_seconds(row.measured_s), format_seconds(row.predicted_s), f"{row.error:+.0%}",
+                share_text(row.left_out_error, "+"),
             ]
-            for row in rows
+            for i, row in enumerate(rows, 1)
         ],
         right=["published", "predicted", "error", "left out"],
         title=title,
     )  # fmt: skip
+    _print_hows([row.how + (f"; {row.note}" if row.note else "") for row in rows])
 
 
 def _print_forecasts(rows: Sequence[Forecast]) -> None:
     print_table(
-        ["refit", "published", "predicted", "error", "by"],
+        ["", "refit", "published", "predicted", "error"],
         [
             [
-                row.name, "not found" if row.published_s is None else format_seconds(row.published_s),
-                format_seconds(row.predicted_s), share_text(row.error, "+"), f"{row.how}; {row.note}",
+                str(i), row.name, "not found" if row.published_s is None else format_seconds(row.published_s),
+                format_seconds(row.predicted_s), share_text(row.error, "+"),
             ]
-            for row in rows
+            for i, row in enumerate(rows, 1)
         ],
         right=["published", "predicted", "error"],
         title="\nWithout a published number, or without what it was measured on: under what is assumed, and not counted",
     )  # fmt: skip
+    _print_hows([f"{row.how}; {row.note}" for row in rows])
+
+
+def _print_hows(hows: Sequence[str]) -> None:
+    """By what each row of the table above was predicted: in a table of its own, where it has the width of the terminal."""
+    print_table(["", "by"], [[str(i), how] for i, how in enumerate(hows, 1)], title="\nHow these were predicted")
 
 
 def _print_goals(goals: Sequence[Goal], rows: bool) -> None:

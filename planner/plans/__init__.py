@@ -26,7 +26,9 @@ Rules of meaning, on which simulating, checking and running all rest:
 - A rank runs the steps that it drives queue by queue: within one queue of a lane in plan order, one at a time. Queues and lanes
   run beside each other.
 - A step starts when its rank reaches it and all steps in its `after` list are complete. `after` names earlier steps only, so one
-  global order rules out cyclic waits; a rank waits only on steps that it drives or that deliver to it.
+  global order rules out cyclic waits; a rank waits only on steps that it drives or that deliver to it. What comes to a rank it
+  reads, and what nobody has read it overwrites, after a step that it waits for itself: that another rank says so isn't enough. A
+  collective that carries nothing tells nobody of what it waited for.
 - Nothing else: no pointers, handles, times or predictions.
 """
 

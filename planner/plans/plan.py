@@ -64,6 +64,8 @@ class Plan:
             raise PlanError(f"pieces are given for {len(self.boxes)} classes, the problem has {len(problem.classes)}")
         for boxes, cls in zip(self.boxes, problem.classes, strict=True):
             check_boxes(boxes, cls.shape)
+        if not 0 <= self.window_bytes < MAX_PLAN_BYTES:
+            raise PlanError(f"window_bytes: expected 0 or more bytes, below 2^62, found {self.window_bytes}")
         check_ptr("group_ptr", self.group_ptr, None, len(self.group_ranks))
         n_groups = len(self.group_ptr) - 1
         copy, gather, empty = steps.op == Op.COPY, steps.op == Op.ALL_GATHER, np.isin(steps.op, (Op.BARRIER, Op.COMPUTE))
@@ -82,7 +84,6 @@ class Plan:
             ("dst of a collective", steps.dst[~copy], -1, 0),
             ("group of a COPY", steps.group[copy], -1, 0),
             ("slot_bytes", self.slot_bytes, 0, MAX_PLAN_BYTES),
-            ("window_bytes", np.array([self.window_bytes]), 0, MAX_PLAN_BYTES),
             ("bundles.offset", bundles.offset, -1, MAX_PLAN_BYTES),
             ("bundles.tensor", bundles.tensor, 0, len(problem.tensors)),
             ("group_ranks", self.group_ranks, 0, problem.n_ranks),

@@ -1,6 +1,7 @@
 """What the report says of one plan: which sections, in which order."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -24,6 +25,17 @@ from shardroute.planner.simulator.refit import Prediction
 from shardroute.planner.timelines import Timeline
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.units import format_bytes, format_seconds
+
+# What a reader calls the fields of a PlanReport.
+WORDS: Final = {
+    "strategy": "strategy", "machine": "machine", "calibration": "costs from", "n_tensors": "tensors",
+    "n_tensor_bytes": "bytes of tensors", "n_steps": "steps", "n_bytes_moved": "moved between ranks",
+    "n_bytes_cross_domain": "into other domains", "n_bytes_local": "copied within a rank",
+    "least_bytes_cross_domain": "into other domains, least possible", "lower_bound_s": "lower bound", "bound": "bound by",
+    "predicted_s": "predicted", "ratio_to_bound": "times the bound", "busiest": "busiest", "n_src_gpus": "source ranks",
+    "n_dst_gpus": "destination ranks", "peak_staging_bytes": "staging, peak a rank",
+    "peak_packing_bytes": "packing, peak a rank", "digest": "digest", "plan_s": "planned in",
+}  # fmt: skip
 
 
 def chapter(
@@ -59,7 +71,7 @@ def chapter(
 
 
 def _numbers_section(plan: Plan, report: PlanReport, sentences: Sequence[str]) -> Section:
-    """The numbers of `show --json`, by their names there, and the sentences of `explain`."""
+    """The numbers of `show --json`, in the words of `show`, and the sentences of `explain`."""
     rows = [[Cell(name), Cell(text)] for name, text in plan.problem.about]
     for name, value in msgspec.to_builtins(report).items():
         match value:
@@ -75,5 +87,5 @@ def _numbers_section(plan: Plan, report: PlanReport, sentences: Sequence[str]) -
                 cell = Cell(format_bytes(value), value, name)
             case _:
                 cell = Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", value, name)
-        rows.append([Cell(name.removesuffix("_s").removeprefix("n_").replace("_", " ")), cell])
+        rows.append([Cell(WORDS[name]), cell])
     return Section("numbers", "Why this plan", tuple(sentences), None, "", table(("", ""), rows))

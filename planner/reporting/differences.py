@@ -176,6 +176,7 @@ def _numbers(first: Plan, second: Plan, a: PlanReport, b: PlanReport) -> list[Nu
         _number("into other domains", "B", a.n_bytes_cross_domain, b.n_bytes_cross_domain),
         _number("copied within a rank", "B", a.n_bytes_local, b.n_bytes_local),
         _number("staging, peak a rank", "B", a.peak_staging_bytes, b.peak_staging_bytes),
+        _number("packing, peak a rank", "B", a.peak_packing_bytes, b.peak_packing_bytes),
     ]  # fmt: skip
     for op in Op:
         counts = [int((plan.steps.op == op).sum()) for plan in (first, second)]

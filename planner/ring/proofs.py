@@ -19,6 +19,7 @@ from shardroute.planner.memories import check_memory
 from shardroute.planner.piece_tables import PieceTables
 from shardroute.planner.plans import SOURCE, TARGET, Kind, Mode, Op, Plan
 from shardroute.planner.ring.workloads import KEY_SIDE, LSE, Attention
+from shardroute.planner.slots import known_by, tells
 from shardroute.topologies.errors import InputError, PlanError
 
 _READS = {
@@ -161,6 +162,8 @@ class _Walk:
         self._bundles = [rows[a:b] for a, b in pairwise(ptr)]
         after, after_ptr = plan.steps.after.tolist(), plan.steps.after_ptr.tolist()
         self._after = [after[a:b] for a, b in pairwise(after_ptr)]
+        self._tells: list[bool] = tells(plan).tolist()
+        self._waits: set[int] = set()
         self._done: set[int] = set()
 
     def proof(self) -> Proof:
@@ -169,9 +172,9 @@ class _Walk:
         steps, computes = plan.steps, iter(range(len(plan.computes)))
         columns = (steps.op, steps.bundle, steps.src, steps.dst, steps.group, steps.src_at, steps.dst_at)
         for step, (op, bundle, src, dst, group, src_at, dst_at) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-            waits = self._after[step]
+            self._waits = {*self._after[step]}
             # Who waits for a step waits for what that step waited for.
-            self._done = {*waits, *(w for wait in waits for w in self._after[wait])}
+            self._done = self._waits.union(*(self._after[wait] for wait in self._waits if self._tells[wait]))
             members = plan.group(group).tolist() if group >= 0 else []
             match Op(op):
                 case Op.COPY:
@@ -293,7 +296,7 @@ class _Walk:
         held = self._there.get((rank, at, piece))
         if held is None or (at >= 0 and held.first != offset):
             raise PlanError(f"step {step}: rank {rank} reads {text(piece)} from {_place(at)}, where nobody has put it")
-        if held.writer not in self._done:
+        if held.writer not in self._waits and not known_by(self._plan, rank, held.writer, self._waits):
             raise PlanError(f"step {step}: rank {rank} reads {text(piece)} without waiting for step {held.writer} to write it")
         held.readers.append(step)
         return held.parts
@@ -335,7 +338,8 @@ class _Walk:
         insort(slot, (offset, piece))
 
     def _check_free(self, step: int, rank: int, at: int, held: _Held) -> None:
-        if not self._done.issuperset(held.readers or [held.writer]):
+        read = self._done.issuperset(held.readers)
+        if not read or not (held.readers or known_by(self._plan, rank, held.writer, self._waits)):
             raise PlanError(f"step {step} overwrites {_place(at)} of rank {rank} without waiting for its last use")
 
     def _delivered(self) -> Proof:

@@ -31,6 +31,11 @@ def skipped_calls() -> Iterator[tuple[AttentionCall, str]]:
             yield call, reason
 
 
+def n_attention_rows() -> int:
+    """How many rows `attention_rows` has."""
+    return len(_predicted_calls())
+
+
 def attention_rows() -> Iterator[ValidationRow]:
     """Every other published call. Fitted are the two constants of a ring step, and the rate of FlashAttention-2 on A100."""
     calls = _predicted_calls()

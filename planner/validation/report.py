@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardroute.planner.validation.collectives import DISTURBED, collective_rows, left_out_groups
+from shardroute.planner.validation.collectives import DISTURBED, collective_rows, left_out_groups, most_collective_rows
 from shardroute.planner.validation.goals import COLLECTIVES, REFITS, Goal, goal_of
 from shardroute.planner.validation.published import (
     LeftOut,
@@ -13,7 +13,7 @@ from shardroute.planner.validation.published import (
     refits_left_out,
 )
 from shardroute.planner.validation.refits import forecasts, refit_rows
-from shardroute.planner.validation.rows import Forecast, Summary, ValidationRow, summarise
+from shardroute.planner.validation.rows import Forecast, Summary, ValidationRow, summarise, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Report:
     beside: tuple[Forecast, ...] = ()
 
 
-def collective_report() -> Report:
-    """Collectives and permutes. Takes some seconds."""
-    rows = tuple(collective_rows())
+def collective_report(progress: Callable[[float], None] | None = None) -> Report:
+    """Collectives and permutes. Takes some seconds; progress is told the share that is done."""
+    rows = tuple(telling(collective_rows(), most_collective_rows(), progress))
     never = [row for row in rows if not row.fitted]
     curves = [row for row in rows if row.fitted and row.held_out == "row"]
     permutes = [row for row in rows if row.kind == "permute"]

@@ -1,7 +1,7 @@
 """Rows of a validation: one published measurement each, with what is predicted for it, and what a set of rows comes to."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -98,3 +98,13 @@ def summarise(name: str, rows: Iterable[ValidationRow]) -> Summary:
         statistics.median(unseen) if unseen else None,
         max(unseen, default=None),
     )
+
+
+def telling(
+    rows: Iterable[ValidationRow], n_rows: int, progress: Callable[[float], None] | None
+) -> Iterator[ValidationRow]:
+    """The rows, while progress is told the share of them that is done. n_rows may be a guess: no more than 1 is told."""
+    for done, row in enumerate(rows, 1):
+        if progress is not None:
+            progress(min(done / n_rows, 1.0))
+        yield row

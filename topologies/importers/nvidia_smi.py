@@ -24,11 +24,11 @@ _UNSAID: Final = ("", "n/a", "not supported", "unknown")
 # Rows of `Health` and the values of a sound fabric: the conditions of NVML's NVML_GPU_FABRIC_HEALTH_MASK, and in newer drivers
 # their summary, which is Healthy, Unhealthy or Limited Capacity.
 _SOUND: Final = {
-    "Summary": "healthy", "Bandwidth": "full", "Route Recovery in progress": "false", "Route Unhealthy": "false",
-    "Access Timeout Recovery": "false", "Incorrect Configuration": "none",
+    "Health": "healthy", "Summary": "healthy", "Bandwidth": "full", "Route Recovery in progress": "false",
+    "Route Unhealthy": "false", "Access Timeout Recovery": "false", "Incorrect Configuration": "none",
 }  # fmt: skip
 # Rows that say that the fabric doesn't carry this GPU's traffic, with the value that does.
-_FATAL: Final = {"Summary": "unhealthy", "Route Unhealthy": "true"}
+_FATAL: Final = {"Health": "unhealthy", "Summary": "unhealthy", "Route Unhealthy": "true"}
 # From the nearest on. PXB is behind switches of one root; beyond that every NIC is as near as any other.
 _NEAR: Final = ("PIX", "PXB")
 
@@ -155,6 +155,8 @@ def _queried(lines: Sequence[str]) -> list[_Queried]:
             name, value = (part.strip() for part in line.split(":", 1))
             if name == "Product Name":
                 found[-1].name = value
+            elif section is found[-1].fabric and name == "Health":  # drivers that have no rows of it say it in one
+                found[-1].health.setdefault(name, value.strip("[]"))
             elif section is not None:
                 section.setdefault(name, value.strip("[]"))
         else:
