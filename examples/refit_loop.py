@@ -73,6 +73,7 @@ def run():
     held = weights(train_mesh, TRAINING, 2) if trains else weights(serve_mesh, SERVING, 2)
     held["scale"].to_local().fill_(1.0)
 
+    # --8<-- [start:loop]
     # Planned once, on all ranks together: each says what it knows, trainers the source and servers the destination.
     resharder = Resharder(held if trains else None, None if trains else held)
     if rank == 0:
@@ -82,7 +83,8 @@ def run():
             train(held, step)
         transfer = resharder.run(held if trains else None, None if trains else held)
         # ... the next batch could be made ready here; only the weights must not change yet ...
-        transfer.wait()
+        transfer.wait()  # raises what went wrong, with rank, step and peer
+        # --8<-- [end:loop]
         y = forward(held, group, "inner" if trains else "hidden")
         everyone = [torch.empty_like(y) for _ in range(N_RANKS)]
         dist.all_gather(everyone, y)

@@ -7,6 +7,8 @@ streams call NumPy on the host (cuLaunchHostFunc), for torch has no such GPU.
 import ctypes
 import sys
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +41,21 @@ class HostComputing:
     def __init__(self, programs: Programs, contents: Contents, rank: int, device: object) -> None:
         self._programs, self._contents, self._rank = programs, contents, rank
         self._kept: list[object] = []
+        self._computer: Computer[np.ndarray] | None = None
+        self._laid: object = None
 
     def put(self, step: int, memory: Memory, stream: int) -> None:
+        if self._computer is None or self._laid != memory.layout:
+            self._computer, self._laid = self._made(memory), memory.layout
+        computer = self._computer
+        if not computer.computes(step):
+            return
+        run = _HOST_FUNCTION(lambda _: computer.run(step))
+        self._kept.append(run)
+        code = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(ctypes.c_void_p(stream), run, None)
+        assert code == 0
+
+    def _made(self, memory: Memory) -> "Computer[np.ndarray]":
         def view(owner, address, dtype, shape, strides):
             numbers = np.dtype(HOST_DTYPES[dtype])
             n_bytes = numbers.itemsize + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -48,13 +63,7 @@ class HostComputing:
             return np.ndarray(shape, numbers, data, 0, strides)
 
         call = (self._programs.calls, self._contents.attention, self._contents.tensors, self._rank)
-        computer = Computer(*call, view, kernels)
-        if not computer.computes(step):
-            return
-        run = _HOST_FUNCTION(lambda _: computer.run(step))
-        self._kept.append(run)
-        code = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(ctypes.c_void_p(stream), run, None)
-        assert code == 0
+        return Computer(*call, view, kernels)
 
 
 def run_cases(transport: str, place: Place) -> dict[str, object]:
@@ -84,6 +93,8 @@ def main() -> None:
     if transport != "torch-cpu":
         launched.TorchComputing, launched.tensors_of = HostComputing, lambda device: device
     load_library(transport).preload()
+    if find_spec("torch") is not None:
+        import_module("torch")  # once, not in every rank
     fork_ranks(N_RANKS, folder, lambda rank: run_cases(transport, Place(rank, N_RANKS, f"file://{folder}/rendezvous")))
 
 

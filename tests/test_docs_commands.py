@@ -1,24 +1,28 @@
 """Runs what README.md, CONTRIBUTING.md, docs/ and examples/ tell a reader to type.
 
 The convention: in a block fenced as ```console, each line that starts with `$ ` is a command (a line that
-ends with a backslash goes on in the next one); other lines are output, shown for the reader. A block fenced
-as ```python is a script. A document's blocks run in order in one folder, with this environment's programs
-first on PATH, and must exit 0. The folder is empty but for a link to examples/, or, where the document says
-<!-- continues: other.md -->, the one that the blocks of that document have left: plans are made once.
+ends with a backslash goes on in the next one); other lines are output, shown for the reader. The commands of a
+block run in one shell. A block fenced as ```python is a script. A document's blocks run in order in one folder, with
+this environment's programs first on PATH, and must exit 0. The folder is empty but for links to examples/ and tools/,
+or, where the document says <!-- continues: other.md -->, the one that the blocks of that document have left: plans are
+made once. What may stand behind the fence:
 
-A block fenced as ```console needs torch (or several words of NEEDS) runs where that is here; where not, a test of
-its own is skipped and says how to get it. A block fenced as ```console no-run or ```python no-run is not run; the
-line above its fence says why: <!-- no-run: reason -->. Its commands must still be ones that the program takes, its
-Python must compile, and what it imports of shardroute must be there; so must commands in a line of text, `shardroute
-x`. A file that a page shows in whole (--8<-- "examples/x.py") is an example, which tests/test_examples.py runs.
-Fences of other kinds are refused but for plain data, so that nothing escapes.
+    needs torch    (or several words of docs_needs.NEEDS) runs where that is here; where not, a test of its own is
+                   skipped and says how to get it, its commands must still be ones that the program takes, its Python
+                   must compile, and what it imports of shardroute must be there
+    exits 0 1      one command, which may end with any of these codes, for what is measured decides it
+    in checkout    runs in a copy of the repository, the same for all such blocks of a document
+    of gate        its commands are those of .ci/run, letter by letter: they are what runs these tests
+
+What a page shows of a file (--8<-- "examples/x.py", or "examples/x.py:section") is an example, which
+tests/test_examples.py runs. Commands in a line of text, `shardroute x`, must be ones that the program takes. Fences of
+other kinds are refused but for plain data, so that nothing escapes.
 """
 
 import ast
 import contextlib
 import functools
 import importlib
-import importlib.util
 import io
 import os
 import re
@@ -32,6 +36,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from docs_needs import NEEDS, stand_ins, variables
 from typer import Exit
 
 import shardroute.executors.commands  # noqa: F401 - the whole program's commands
@@ -41,60 +46,72 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md")),
 ]  # fmt: skip
-# What a fence may be: run, left out for a reason, or data and output for the reader.
-RUN, LEFT_OUT, SHOWN = {"console", "python"}, {"console no-run", "python no-run"}, {"text", "toml", "json", "yaml"}
-
-
-def has(*modules: str) -> bool:
-    return all(importlib.util.find_spec(module) is not None for module in modules)
-
-
-def on_path(program: str) -> bool:
-    return shutil.which(program, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])) is not None
-
-
-# What a block may need beside the core install: whether it is here, and how to get it.
-NEEDS: dict[str, tuple[bool, str]] = {
-    "torch": (has("torch"), "pip install 'shardroute[torch]'"),
-    "mpi": (has("mpi4py") and on_path("mpirun"), "pip install 'shardroute[mpi]'"),
-    "report": (has("vl_convert"), "pip install 'shardroute[report]'"),
-    "parquet": (has("pyarrow"), "pip install 'shardroute[parquet]'"),
-    "openssl": (on_path("openssl"), "install openssl"),
-    "no-gpu": (not on_path("nvidia-smi"), "a machine without GPUs; with them it takes minutes"),
-}
+# What a fence may be: run, or data and output for the reader; and what may stand behind its kind.
+RUN, SHOWN, CLAUSES = {"console", "python"}, {"text", "toml", "json", "yaml"}, {"needs", "exits", "in", "of"}
+# Not copied into a checkout: what git ignores, and git's own.
+NO_CHECKOUT = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "shared", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis"
+)
 CONTINUES = re.compile(r"^<!-- continues: ([\w-]+\.md) -->$", re.MULTILINE)
 # A command in a line of text.
 IN_TEXT = re.compile(r"`shardroute ([^`]+)`")
 # A command by its name alone, with options: `replan --slow-domain`.
 OPTIONS_IN_TEXT = re.compile(r"`([a-z][a-z-]*)(\s[^`]*--[^`]*)`")
-INCLUDED = re.compile(r'^--8<-- "(.*)"$')
-# A command in a document that takes longer than this is no example; seconds.
+INCLUDED = re.compile(r'^--8<-- "([^":]*)(?::([\w-]+))?"$')
+# A block of a document that takes longer than this is no example; seconds.
 TIMEOUT_S = 240
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: the words after its fence, the line above it, its first line's number, its lines."""
+    """A fenced block: the words after its fence, its first line's number, its lines."""
 
     info: str
-    line_above: str
     number: int
     lines: tuple[str, ...]
 
     @property
     def kind(self) -> str:
-        """What the fence says without what the block needs."""
-        return self.info.partition(" needs ")[0]
+        """The first word behind the fence."""
+        return self.info.partition(" ")[0]
+
+    @property
+    def clauses(self) -> dict[str, list[str]]:
+        """What stands behind the kind: the words of each clause; "" has those of none."""
+        found: dict[str, list[str]] = {}
+        clause = ""
+        for word in self.info.split()[1:]:
+            clause = word if word in CLAUSES else clause
+            found.setdefault(clause, [])
+            if word != clause:
+                found[clause].append(word)
+        return found
 
     @property
     def needs(self) -> list[str]:
         """Words of NEEDS."""
-        return self.info.partition(" needs ")[2].split()
+        return self.clauses.get("needs", [])
+
+    @property
+    def exits(self) -> list[int]:
+        """The codes that it may end with."""
+        return [int(code) for code in self.clauses.get("exits", ["0"])]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the tests run it, where what it needs is here; the gate's own commands run the tests."""
+        return self.kind in RUN and "of" not in self.clauses and not any(INCLUDED.match(line) for line in self.lines)
 
     @property
     def lacks(self) -> list[str]:
         """What it needs and isn't here, with how to get it."""
-        return [f"{name} ({NEEDS[name][1]})" for name in self.needs if not NEEDS[name][0]]
+        return [f"{name} ({NEEDS[name].how})" for name in self.needs if not NEEDS[name].is_here]
+
+    @property
+    def script(self) -> str:
+        """Its commands for one shell, which says at which line of the document it stopped."""
+        said = "trap 'code=$?; [ $code = 0 ] || echo \"line $at: exit code $code\" >&2' EXIT"
+        return "\n".join(["set -euo pipefail", said, *(f"at={number}\n{command}" for number, command in self.commands)])
 
     @property
     def commands(self) -> list[tuple[int, str]]:
@@ -119,8 +136,7 @@ def blocks_of(text: str) -> list[Block]:
             i += 1
             continue
         end = next((j for j in range(i + 1, len(lines)) if lines[j].strip() == fence[1]), len(lines))
-        above = next((line.strip() for line in reversed(lines[:i]) if line.strip()), "")
-        blocks.append(Block(fence[2].strip(), above, i + 2, tuple(lines[i + 1 : end])))
+        blocks.append(Block(fence[2].strip(), i + 2, tuple(lines[i + 1 : end])))
         i = end + 1
     return blocks
 
@@ -139,9 +155,7 @@ one two
 $ false | true
 ```
 
-<!-- no-run: takes an hour -->
-
-```console no-run
+```console needs torch mpi exits 0 1
 $ sleep 3600
 ```
 ~~~python
@@ -153,9 +167,17 @@ print("$ not a command")
 def test_commands_are_the_dollar_lines_of_a_block_with_their_continuations() -> None:
     first, second, third = blocks_of(EXAMPLE)
 
-    assert (first.info, second.info, third.info) == ("console", "console no-run", "python")
+    assert (first.kind, second.kind, third.kind) == ("console", "console", "python")
     assert first.commands == [(5, "echo one \\\n    two"), (8, "false | true")]
-    assert second.line_above == "<!-- no-run: takes an hour -->"
+    assert (first.needs, first.exits, second.needs, second.exits) == ([], [0], ["torch", "mpi"], [0, 1])
+
+
+def test_a_block_stops_at_its_first_command_that_fails_and_says_which() -> None:
+    [block] = blocks_of("text\n\n```console\n$ export X=kept\n$ echo $X\n$ false | true\n$ echo after\n```\n")
+
+    ran = subprocess.run(["bash", "-c", block.script], capture_output=True, text=True)
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "kept\n", "line 6: exit code 1\n")
 
 
 def test_the_readme_shows_a_command_that_is_run() -> None:
@@ -170,30 +192,40 @@ def test_no_placeholder_is_left_in_a_document(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_a_fence_is_run_or_left_out_or_plain_data(document: Path) -> None:
+def test_a_fence_is_run_or_plain_data(document: Path) -> None:
     for block in blocks_of(document.read_text()):
-        place = f"{name_of(document)}:{block.number - 1}"
-        assert block.kind in RUN | LEFT_OUT | SHOWN, f"{place}: fence {block.info!r}; commands are ```console, with `$ `"
-        assert block.kind in RUN or not block.needs, f"{place}: what isn't run needs nothing"
-        assert set(block.needs) <= set(NEEDS), f"{place}: fence {block.info!r}; a block may need {', '.join(NEEDS)}"
+        place = f"{name_of(document)}:{block.number - 1}: fence {block.info!r}"
+        assert block.kind in RUN | SHOWN, f"{place}; commands are ```console, with `$ `"
+        assert block.kind in RUN or block.info == block.kind, f"{place}: what isn't run has its kind alone"
+        assert set(block.clauses) <= CLAUSES, f"{place}: expected {', '.join(sorted(CLAUSES))}"
+        assert set(block.needs) <= set(NEEDS), f"{place}: a block may need {', '.join(NEEDS)}"
+        assert block.clauses.get("in", ["checkout"]) == ["checkout"], place
+        assert block.clauses.get("of", ["gate"]) == ["gate"], place
         assert block.kind != "console" or block.commands, f"{place}: a console block without a command"
+        assert block.exits == [0] or len(block.commands) == 1, f"{place}: of several commands, which one may exit so?"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_a_block_that_is_not_run_says_why(document: Path) -> None:
+def test_commands_of_the_gate_are_those_that_it_runs(document: Path) -> None:
+    gate = (ROOT / ".ci" / "run").read_text().splitlines()
+
     for block in blocks_of(document.read_text()):
-        if block.info in LEFT_OUT:
-            place = f"{name_of(document)}:{block.number - 1}"
-            reason = re.fullmatch(r"<!-- no-run: \S.*-->", block.line_above)
-            assert reason, f"{place}: put <!-- no-run: reason --> above the fence"
+        if "of" in block.clauses:
+            shown = [command.partition("#")[0].rstrip() for _, command in block.commands]
+            assert [command for command in shown if command not in gate] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_a_file_that_is_shown_in_whole_is_an_example(document: Path) -> None:
+def test_what_is_shown_of_a_file_is_of_an_example_that_is_run(document: Path) -> None:
+    run = (ROOT / "tests" / "test_examples.py").read_text()
+
     for line in (line for block in blocks_of(document.read_text()) for line in block.lines):
         if (found := INCLUDED.match(line)) is not None:
-            assert (ROOT / found[1]).parent == ROOT / "examples", f"{name_of(document)}: {line}"
-            assert (ROOT / found[1]).is_file(), f"{name_of(document)}: {line}"
+            path, section = ROOT / found[1], found[2]
+            assert (path.parent, path.is_file()) == (ROOT / "examples", True), f"{name_of(document)}: {line}"
+            assert path.name in run, f"{name_of(document)}: {line}"
+            marks = re.findall(rf"^ *# --8<-- \[(start|end):{section}\]$", path.read_text(), re.MULTILINE)
+            assert section is None or marks == ["start", "end"], f"{name_of(document)}: {line}"
 
 
 @pytest.fixture(scope="module")
@@ -237,34 +269,37 @@ def folder_after(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Cal
                 folder = tmp_path_factory.mktemp(document.stem)
                 for name in ("examples", "tools"):
                     (folder / name).symlink_to(ROOT / name)
-            run_blocks(document, folder, programs)
+            run_blocks(document, folder, programs, tmp_path_factory.mktemp("stand-ins"))
             left[document] = folder
         return left[document]
 
     return run
 
 
-def run_blocks(document: Path, folder: Path, programs: str) -> None:
-    """Run a document's blocks; a command that fails is an assertion, with its line and what it printed."""
+def run_blocks(document: Path, folder: Path, programs: str, stands_in: Path) -> None:
+    """Run a document's blocks; one that fails is an assertion, with its line and what it printed."""
     for block in blocks_of(document.read_text()):
-        # mpirun leaves file descriptors to what it starts, which a fork of another program doesn't get.
-        path = programs.partition(os.pathsep)[2] if "mpi" in block.needs else programs
-        environment = os.environ | {"PATH": path}
-        if block.lacks:
+        if block.lacks or not block.is_run:
             continue
-        if block.kind == "console":
-            parts = [(number, ["bash", "-euo", "pipefail", "-c", command]) for number, command in block.commands]
-        elif block.kind == "python" and not any(INCLUDED.match(line) for line in block.lines):
-            parts = [(block.number, [sys.executable, "-c", "\n".join(block.lines)])]
+        # mpirun leaves file descriptors to what it starts, and doubles are loaded into it: neither reaches a fork of another
+        # program. A checkout has a program of its own.
+        own = "in" in block.clauses or not {"mpi", "gpus"}.isdisjoint(block.needs)
+        path = os.pathsep.join([*stand_ins(block.needs, stands_in), programs.partition(os.pathsep)[2] if own else programs])
+        environment = os.environ | variables(block.needs) | {"PATH": path}
+        if "in" in block.clauses:
+            where = folder / "checkout"
+            if not where.exists():
+                shutil.copytree(ROOT, where, symlinks=True, ignore=NO_CHECKOUT)
+            environment |= {"PIP_NO_COMPILE": "1"}  # what is imported is compiled then
         else:
-            continue
-        for number, command in parts:
-            ran = subprocess.run(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, timeout=TIMEOUT_S,
-            )  # fmt: skip
+            where = folder
+        command = ["bash", "-c", block.script] if block.kind == "console" else [sys.executable, "-c", "\n".join(block.lines)]
+        ran = subprocess.run(
+            command, cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
 
-            assert ran.returncode == 0, f"{name_of(document)}:{number}: $ {command[-1]}\n{ran.stdout}"
+        assert ran.returncode in block.exits, f"{name_of(document)}:{block.number}: {block.info}\n{ran.stdout}"
 
 
 @pytest.mark.slow
@@ -360,9 +395,9 @@ def test_what_the_program_would_refuse_is_not_parsed(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_a_command_that_is_not_run_is_one_that_the_program_takes(document: Path) -> None:
+def test_a_command_that_cannot_run_here_is_one_that_the_program_takes(document: Path) -> None:
     for block in blocks_of(document.read_text()):
-        if block.kind != "console no-run" and not (block.kind == "console" and block.lacks):
+        if block.kind != "console" or not block.lacks:
             continue
         for number, line in block.commands:
             for words in simple_commands(line):
@@ -392,9 +427,9 @@ def test_a_command_in_a_line_of_text_is_one_that_the_program_takes(document: Pat
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_python_that_is_not_run_compiles_and_its_imports_of_ours_are_there(document: Path) -> None:
+def test_python_that_cannot_run_here_compiles_and_its_imports_of_ours_are_there(document: Path) -> None:
     for block in blocks_of(document.read_text()):
-        if block.kind != "python no-run" and not (block.kind == "python" and block.lacks):
+        if block.kind != "python" or not block.lacks:
             continue
         tree = ast.parse("\n".join(block.lines), f"{name_of(document)}:{block.number}")
         for node in ast.walk(tree):

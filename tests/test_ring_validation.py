@@ -25,10 +25,18 @@ from shardroute.planner.validation.ring import RingReport, ring_report
 from shardroute.planner.validation.step_rows import fit_rates, gains, published_steps
 from shardroute.planner.validation.systems import ring_system
 
+TOLD: list[float] = []
+
 
 @pytest.fixture(scope="module")
 def report() -> RingReport:
-    return ring_report()
+    return ring_report(TOLD.append)
+
+
+def test_who_waits_for_the_rows_is_told_a_share_that_only_grows(report: RingReport) -> None:
+    assert 200 < len(set(TOLD)) <= len(report.rows)
+    assert sorted(TOLD) == TOLD
+    assert 0 < TOLD[0] < 0.1 < 0.8 < TOLD[-1] <= 1
 
 
 def test_the_nvshmem_column_is_met_within_4_percent_when_each_row_is_left_out(report: RingReport) -> None:

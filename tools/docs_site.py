@@ -1,7 +1,7 @@
 """What MkDocs asks about each page (hooks of mkdocs.yml): what our Markdown and our docstrings have that Markdown doesn't.
 
-- For tests/test_docs_commands.py a block is fenced as ```console no-run, with a comment above that says why, or as ```console
-  needs torch. The site shows it as any other block, with the reason, or what it needs, as its title.
+- For tests/test_docs_commands.py a fence says how its block is run, as in ```console needs torch or ```console exits 0 1. The
+  site shows it as any other block, with what it needs as its title.
 - Docstrings have columns set apart by spaces, and lines of code, both without a mark. As paragraphs they would run together.
 """
 
@@ -10,21 +10,23 @@ import html
 import re
 from typing import Final
 
-_LEFT_OUT: Final = re.compile(r"^<!-- no-run: (?P<reason>.*?) -->\n+(?P<fence>[`~]{3,})(?P<language>\w+) no-run$", re.MULTILINE)
-_NEEDS: Final = re.compile(r"^(?P<fence>[`~]{3,})(?P<language>\w+) needs (?P<needs>[\w -]+)$", re.MULTILINE)
+_FENCE: Final = re.compile(r"^(?P<fence>[`~]{3,})(?P<language>\w+) (?P<words>(?:needs|exits|in|of) [\w -]+)$", re.MULTILINE)
+_NEEDED: Final = re.compile(r"needs ((?:(?!(?:exits|in|of)\b)[\w-]+ ?)+)")
+_SPOKEN: Final = {"gpus": "GPUs", "slurm": "Slurm", "jax": "JAX", "mpi": "MPI"}
 _PARAGRAPH: Final = re.compile(r"<p>(?P<text>[^<]*(?:<(?!/p>)[^<]*)*)</p>")
 _COLUMNS: Final = re.compile(r"^\S.*\S {2,}\S", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """The page's text with plain fences."""
-    run = _LEFT_OUT.sub(r'\g<fence>\g<language> title="Not run by the tests: \g<reason>"', markdown)
-    return _NEEDS.sub(_with_needs, run)
+    return _FENCE.sub(_with_needs, markdown)
 
 
 def _with_needs(fence: re.Match[str]) -> str:
     """The fence with what a reader must have as its title; what must not be there (no-gpu) is for the tests alone."""
-    wanted = ", ".join(name for name in fence["needs"].split() if not name.startswith("no-"))
+    needed = _NEEDED.search(fence["words"])
+    names = [] if needed is None else needed[1].split()
+    wanted = ", ".join(_SPOKEN.get(name, name) for name in names if not name.startswith("no-"))
     return f"{fence['fence']}{fence['language']}" + (f' title="Needs {wanted}"' if wanted else "")
 
 
