@@ -19,6 +19,7 @@ from shardroute.executors.interpreting.interpret import Programs, compile_plan
 from shardroute.executors.interpreting.memories import Holdings
 from shardroute.executors.interpreting.patterns import SENTINEL, arm, fill_sources, verify
 from shardroute.executors.launching.processes import ProcessSession, available_bytes
+from shardroute.executors.launching.ranks import keep_to_one_cpu
 from shardroute.executors.measuring.copies import calibrate_here
 from shardroute.executors.run import run_plan
 from shardroute.planner.layouts.fragments import Fragments
@@ -464,6 +465,23 @@ def test_more_ranks_than_the_system_has_open_files_for_are_refused(monkeypatch: 
 
 
 @pytest.mark.faults
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system doesn't bind processes to CPUs")
+def test_what_computes_is_bound_to_cpus_in_turn_where_each_gets_as_many_ranks() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    n_ranks = 2 * len(cpus)
+
+    try:
+        for rank in range(n_ranks):
+            keep_to_one_cpu(rank, n_ranks)
+            assert os.sched_getaffinity(0) == {cpus[rank % len(cpus)]}
+            os.sched_setaffinity(0, cpus)
+        if len(cpus) > 1:
+            keep_to_one_cpu(0, n_ranks + 1)
+            assert os.sched_getaffinity(0) == set(cpus)
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
 def test_a_killed_nursery_is_told_apart_from_ranks_that_never_started() -> None:
     plan = long_chain()
     programs, _ = compile_plan(plan)

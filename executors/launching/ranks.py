@@ -55,8 +55,21 @@ def _run_rank(shared: SharedFile, digest: str, driver: int, inbox: int, outboxes
     transport = SharedMemoryTransport(shared, programs, driver, inbox, outboxes)
     rank, contents = driver % programs.n_ranks, Contents.of(shared.columns)
     job = None if contents is None else Attending(shared.memory, shared.arena_at, programs, contents, rank)
+    if contents is not None and driver != rank and contents.attention.is_even:
+        keep_to_one_cpu(rank, programs.n_ranks)
     followed = _followed(shared, programs, transport, rank)
     run_trials(programs, Board.of(shared), shared.arena(rank), driver, followed or transport, job, followed)
+
+
+def keep_to_one_cpu(rank: int, n_ranks: int) -> None:
+    """Bind this process to a CPU where each CPU gets as many of the ranks, as mpiexec binds ranks to cores.
+
+    Left to the system, two that are woken at once may share a core for 4 ms while another has nothing to do.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
+        if n_ranks % len(cpus) == 0:
+            os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
 
 
 def _run_rank_over(library: Library, shared: SharedFile, digest: str, rank: int, rendezvous: str) -> None:

@@ -137,6 +137,11 @@ class Attention:
         return "f64" if self.dtype == "f64" else "f32"
 
     @property
+    def is_even(self) -> bool:
+        """Whether all ranks' parts of the sequence have (about) equally many pairs that attend."""
+        return not self.causal or self.layout is not SequenceLayout.CONTIGUOUS
+
+    @property
     def n_unmasked(self) -> int:
         """Pairs of a query and a key that attend, over one head and one sequence of the batch."""
         return sum(n * (n + 1) // 2 if self.causal else n * n for n in self.lengths)
