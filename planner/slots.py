@@ -57,7 +57,8 @@ def check_slots(plan: Plan) -> None:
                 held = slots[rank, dst_at]
                 over = [w for w in held if w.lo < hi and lo < w.hi]
                 read = layouts.known_done(after, [use for w in over if w.uses != [w.step] for use in w.uses])
-                if not read or not all(known_by(plan, rank, w.step, after) for w in over if w.uses == [w.step]):
+                unread = [w.step for w in over if w.uses == [w.step]]
+                if not read or not all(known_by(plan, rank, w, after) or _is_behind(plan, rank, w, step) for w in unread):
                     raise PlanError(f"step {step} overwrites slot {dst_at} of rank {rank} without waiting for its last use")
                 slots[rank, dst_at] = [*(w for w in held if w not in over), _Written(step, bundle, lo, hi, [step])]
 
@@ -131,6 +132,13 @@ def known_by(plan: Plan, rank: int, writer: int, after: Collection[int]) -> bool
     step that the rank itself drives and that does. That another rank says so isn't enough: its message may overtake the other.
     """
     return writer in after or any(drives(plan, rank, step) and writer in waits_of(plan, step) for step in after)
+
+
+def _is_behind(plan: Plan, rank: int, before: int, step: int) -> bool:
+    """Whether a rank drives a step behind a collective in the same queue: then the one waits there for all of the other."""
+    steps = plan.steps
+    same = steps.op[before] != Op.COPY and steps.lane[before] == steps.lane[step]
+    return bool(same) and drives(plan, rank, before) and drives(plan, rank, step)
 
 
 def drives(plan: Plan, rank: int, step: int) -> bool:

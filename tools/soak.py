@@ -52,7 +52,7 @@ _SLOWER: Final = 1.5
 _SAMPLES: Final = 50  # of memory and descriptors over a soak
 _OWN: Final = ("Anonymous:", "Pss_Shmem:")  # lines of smaps_rollup, see proc(5)
 _LEAST_SAMPLES: Final = 5
-_WATCH_S: Final = 0.2
+_WATCH_S: Final = 0.05
 _RANK_TIMEOUT_S: Final = 3600.0
 
 
