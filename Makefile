@@ -16,8 +16,10 @@ help: ## Show these targets
 demo: $(VENV)/core.stamp ## Plan, predict and run the main example on this machine
 	@$(BIN)/shardroute demo
 
-test: check ## Lint, types, import contracts, then the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/test.stamp ## The tests, and beside them lint, types and import contracts
+	@$(MAKE) --no-print-directory check & checks=$$!; \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	  wait $$checks && exit $$tests
 
 check: $(VENV)/test.stamp ## Lint, types and import contracts
 	@$(BIN)/ruff check .
