@@ -96,3 +96,22 @@ def test_who_gives_up_is_heard_with_its_words_by_whoever_calls(quitter: int) -> 
     for rank in {0, 1, 2} - {quitter}:
         assert isinstance(found[rank], RunError)
         assert str(found[rank]) == f"rank {quitter} gave up: no more paper"
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_rank_that_gives_up_behind_a_count_isnt_taken_for_one_that_told_something(missing: int) -> None:
+    ranks = [0, 1, 2]
+
+    def part(rank: int, roll: RollCall) -> object:
+        deadline = Deadline.after(20)
+        sizes = roll.lengths(8, deadline)
+        if rank == missing:
+            roll.give_up("it has had enough")
+            return "gave up"
+        return roll.gather(bytes([rank] * 8), sizes, deadline)
+
+    found = call(ranks, part)
+
+    for rank in ranks:
+        if rank != missing:
+            assert str(found[rank]) == f"rank {missing} gave up: it has had enough"

@@ -394,7 +394,7 @@ BAD = {
     "no such study": (["refit-vs-moon"], "No such command 'refit-vs-moon'"),
     "a rate without a unit": (["refit-vs-nic", *REFIT, *GPUS, "--rates", "200"], "--rates '200'"),
     "a rate of nothing": (["refit-vs-nic", *REFIT, *GPUS, "--rates", "0Gb/s"], "expected rates above 0"),
-    "a domain of nothing": (["refit-vs-domain", *REFIT, *GPUS, "--domains", "0,8"], "expected 1 or more"),
+    "a domain of nothing": (["refit-vs-domain", *REFIT, *GPUS, "--domains", "0,8"], "expected 1 to 1,048,576"),
     "a list of nothing": (["refit-vs-replicas", *REFIT, *GPUS, "--replicas", ","], "expected a list such as --replicas 1,2,4,8"),
     "a tensor for replicas": (["refit-vs-replicas", *GPUS, "--shape", "8,8"], "this study is of models"),
     "no layouts": (["refit-vs-size", *GPUS, "--sizes", "kimi-k2"], "needs both layouts"),

@@ -88,6 +88,23 @@ def test_a_short_flow_does_not_make_the_rates_of_long_ones_change_alone() -> Non
     assert 0.0 < rough.reached_tolerance <= 0.01 * (1 + 1e-9)
 
 
+def test_what_takes_no_time_beside_the_clocks_steps_has_no_share_to_miss() -> None:
+    """Found by random graphs: a flow of 1.5e-13 bytes that begins after days divided by nothing."""
+    graph = TaskGraph(
+        start_s=np.array([9.56553063719414e-06, 6.98317786156396e-08, 0.7650539572518145, 0.0006950007533391354, 0.0]),
+        delay_s=np.array([0.0, 0.0, 1.3641733407654866e-07, 0.0, 0.0]),
+        amount=np.array([379218678291981.44, 1.46873208332844e-13, 989729392280803.2, 9.991002934087129e-13, 383.6387259392684]),
+        cap=np.array([1e9, np.inf, 93701.33520898368, np.inf, np.inf]),
+        weight=np.array([5.371052595777659, 2.0151793421940134, 1.0, 1.0, 1.0]),
+        route_ptr=np.array([0, 0, 1, 2, 3, 4]), route_links=np.zeros(4, np.int32), dep_ptr=np.array([0, 0, 1, 2, 2, 3]),
+        dep_tasks=np.array([0, 1, 1], np.int32), capacity=np.array([928189178.259829]),
+    )  # fmt: skip
+
+    found = simulate(graph, tolerance=0.01)
+
+    assert found.finish_s == pytest.approx(simulate(graph).finish_s, rel=0.01)
+
+
 def test_an_exact_simulation_that_would_take_long_goes_on_with_the_tolerance_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PLAIN_WORK", 2_000)
     monkeypatch.setattr(engine, "_WORK_A_REPORT", 2_000)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,9 +90,13 @@ class MpiexecSession:
         ]  # fmt: skip
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _end)  # mpiexec, which has a session of its own, wouldn't hear of it
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if signal.getsignal(signal.SIGTERM) is _end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with uninterrupted():
             if self._process.poll() is None:  # its ranks may be killed while MPI starts, before they could remove what they share
                 remove_segments(segment for pid in self._seen[_PID].tolist() if pid for segment in shared_segments(pid))
@@ -120,6 +125,10 @@ class MpiexecSession:
             )
         lines = text.strip().splitlines()
         return f"mpiexec ended with exit code {self._process.returncode}: {' '.join(lines[-3:]) or 'it said nothing'}"
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)  # by way of __exit__
 
 
 def find_mpiexec() -> str:

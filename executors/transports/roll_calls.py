@@ -42,7 +42,11 @@ class RollCall(Generic[Handle]):
         """Line up, and learn how long what every rank has to tell is. Raises LateError or RunError, which name who is missing."""
         if self._size == 1:
             return [n_bytes]
-        return self._hear_all(n_bytes, deadline) if self._rank == self._first else self._be_heard(n_bytes, deadline)
+        if self._rank == self._first:
+            heard = self._hear(n_bytes, (), self._sooner(deadline))
+            self._tell(heard, None, deadline)
+            return [int(n) for n in heard]
+        return self._be_heard(n_bytes, None, deadline)
 
     def gather(self, payload: bytes, sizes: Sequence[int], deadline: Deadline) -> list[bytes]:
         """What every rank gave, in their order; `sizes` from `lengths`, and raises as that. The first sends all of it to each."""
@@ -53,14 +57,10 @@ class RollCall(Generic[Handle]):
         if not len(everything) or self._size == 1:
             return [payload] * self._size
         if self._rank == self._first:
-            arriving = [(rank, part) for rank, part in zip(self._others, parts[1:], strict=True) if len(part)]
-            for rank, handle in [(rank, self._wire.receive(part, rank, self._tag)) for rank, part in arriving]:
-                self._wait(handle, rank, deadline)
-            for rank, handle in [(rank, self._wire.send(everything, rank, self._tag)) for rank in self._others]:
-                self._wait(handle, rank, deadline)
+            self._hear(len(payload), parts[1:], self._sooner(deadline))
+            self._tell(np.zeros(self._size, dtype=np.int64), everything, deadline)
         else:
-            if payload:
-                self._wait(self._wire.send(parts[self._at].copy(), self._first, self._tag), self._first, deadline)
+            self._be_heard(len(payload), parts[self._at].copy(), deadline)
             self._wait(self._wire.receive(everything, self._first, self._tag), self._first, deadline)
         return [part.tobytes() for part in parts]
 
@@ -74,8 +74,14 @@ class RollCall(Generic[Handle]):
             with contextlib.suppress(RunError):  # the first rank is gone, and the others will see that
                 self._told.append((self._wire.send(data, self._first, self._tag), data))
 
-    def _hear_all(self, n_bytes: int, deadline: Deadline) -> list[int]:
-        sooner = Deadline(deadline.at_s - min(_MOST_SOONER_S, _SOONER_SHARE * deadline.left_s), deadline.allowed_s)
+    def _sooner(self, deadline: Deadline) -> Deadline:
+        return Deadline(deadline.at_s - min(_MOST_SOONER_S, _SOONER_SHARE * deadline.left_s), deadline.allowed_s)
+
+    def _hear(self, n_bytes: int, parts: Sequence[NDArray[np.uint8]], deadline: Deadline) -> NDArray[np.int64]:
+        """Hear of each other rank how many bytes it has, or that it gave up; and these bytes, where there are parts for them.
+
+        A part comes behind the word for it, so that a rank that gave up meanwhile isn't taken for one that told something.
+        """
         heard = np.zeros(self._size, dtype=np.int64)
         heard[0] = n_bytes
         handles = [
@@ -83,24 +89,33 @@ class RollCall(Generic[Handle]):
         ]
         for at, (rank, handle) in enumerate(zip(self._others, handles, strict=True), 1):
             try:
-                self._wait(handle, rank, sooner)
+                self._wait(handle, rank, deadline)
                 if heard[at] == _GAVE_UP:
                     words = _text("")
-                    self._wait(self._wire.receive(words, rank, self._tag), rank, sooner)
+                    self._wait(self._wire.receive(words, rank, self._tag), rank, deadline)
                     raise RunError(_read(words))
+                if parts and len(parts[at - 1]):
+                    self._wait(self._wire.receive(parts[at - 1], rank, self._tag), rank, deadline)
             except (LateError, RunError) as error:
                 self._tell_of(rank, "" if isinstance(error, LateError) else str(error))
                 raise
-        told = self._report(_FINE, "", heard)
-        for rank, handle in [(rank, self._wire.send(told, rank, self._tag)) for rank in self._others]:
-            self._wait(handle, rank, deadline)
-        return [int(n) for n in heard]
+        return heard
 
-    def _be_heard(self, n_bytes: int, deadline: Deadline) -> list[int]:
+    def _tell(self, lengths: NDArray[np.int64], everything: NDArray[np.uint8] | None, deadline: Deadline) -> None:
+        """Tell all others that nobody is missing, and what there is."""
+        told = self._report(_FINE, "", lengths)
+        data = [told] if everything is None else [told, everything]
+        for rank, handle in [(rank, self._wire.send(each, rank, self._tag)) for rank in self._others for each in data]:
+            self._wait(handle, rank, deadline)
+
+    def _be_heard(self, n_bytes: int, part: NDArray[np.uint8] | None, deadline: Deadline) -> list[int]:
+        """Say how many bytes there are here, and the bytes; how many all ranks have, once the first has heard them all."""
         mine = np.array([n_bytes], dtype=np.int64).view(np.uint8)
         told = self._report(_FINE, "", np.zeros(self._size, dtype=np.int64))
         arrives = self._wire.receive(told, self._first, self._tag)
         self._wait(self._wire.send(mine, self._first, self._tag), self._first, deadline)
+        if part is not None and len(part):
+            self._wait(self._wire.send(part, self._first, self._tag), self._first, deadline)
         self._wait(arrives, self._first, deadline)
         missing = int(told[:8].view(np.int64)[0])
         if missing != _FINE:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from shardroute.planner.cli.mistakes import Group
+from shardroute.planner.cli.mistakes import Group, keep_inputs
 from shardroute.planner.cli.output import Speech, message_text, speak, tell
 from shardroute.planner.cli.readings import tell_readings
 from shardroute.topologies.errors import InputError, RunError, ShardrouteError
@@ -55,6 +55,7 @@ def _speaking(command: Callable[..., object]) -> Callable[..., None]:
             raise InputError("--quiet and --verbose don't go together; give one of them")
         if quiet or verbose:
             speak(Speech.QUIET if quiet else Speech.VERBOSE)
+        keep_inputs(given)
         command(**given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect's own protocol

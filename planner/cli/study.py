@@ -38,6 +38,8 @@ app.add_typer(study, name="study", rich_help_panel="Plan and predict")
 
 # Rates of the NICs over the machine's own where none are given: half of it to two generations on.
 _FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
+# Far more replicas than anybody serves; each takes memory and time to plan for.
+_MOST_REPLICAS: Final = 1024
 # Columns that 80 characters have room for.
 SHOWN: Final = ("strategy", "predicted", "bound", "x bound", "across", "fits")
 STUDIES: Final = {
@@ -137,7 +139,7 @@ def refit_vs_replicas(
     """
     check_page(output)
     found = setting(machine, calibration, strategy)
-    n_replicas = counts("--replicas", replicas, "1,2,4,8")
+    n_replicas = counts("--replicas", replicas, "1,2,4,8", _MOST_REPLICAS)
     one = model_request(asked)
 
     def case(n: int) -> Case:

@@ -127,12 +127,16 @@ def listed(option: str, text: str, parse: Callable[[str], _Item], example: str) 
     return list(found)
 
 
-def counts(option: str, text: str, example: str) -> list[int]:
-    """Whole numbers from 1."""
+# More GPUs than anybody has joined.
+MAX_COUNT: Final = 2**20
+
+
+def counts(option: str, text: str, example: str, most: int = MAX_COUNT) -> list[int]:
+    """Whole numbers from 1 to `most`."""
 
     def parse(item: str) -> int:
-        if int(item) < 1:
-            raise InputError("expected 1 or more")
+        if not 1 <= int(item) <= most:
+            raise InputError(f"expected 1 to {most:,}")
         return int(item)
 
     return listed(option, text, parse, example)

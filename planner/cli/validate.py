@@ -1,7 +1,7 @@
 """`shardroute validate`: published measurements beside what is predicted for them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 
 import typer
 
@@ -20,6 +20,7 @@ class Emulation(Protocol):
 
 # The running half, which planning can't import, puts its own here.
 EMULATION: list[Emulation] = []
+_REPEATS: Final = 3
 
 
 @app.command("validate", rich_help_panel="Plan and predict")
@@ -40,7 +41,9 @@ def validate_command(
     case: Annotated[
         list[str] | None, typer.Option("--case", help="With --emulated: only this change of layouts; may be given several times.")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="With --emulated: how often each plan is run.")] = 3,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", help="With --emulated: how often each plan is run.", show_default=str(_REPEATS))
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Predict what was published, row by row, and say how far off each prediction is and which rows were fitted; then which goals
@@ -53,12 +56,14 @@ def validate_command(
             raise InputError("--emulated is shown alone; leave --collectives, --refits, --ring, --rows and --ring-rows out")
         if not EMULATION:
             raise InputError("plans are run by shardroute.executors; start the program as `shardroute`")
-        EMULATION[0](cases=case or (), namespaces=namespaces, repeats=repeats, json=json)
+        EMULATION[0](cases=case or (), namespaces=namespaces, repeats=_REPEATS if repeats is None else repeats, json=json)
         return
     if namespaces:
         raise InputError("--namespaces goes with --emulated")
     if case:
         raise InputError("--case goes with --emulated")
+    if repeats is not None:
+        raise InputError("--repeats goes with --emulated")
     if ring and (collectives or refits):
         raise InputError("--ring is shown alone; leave --collectives and --refits out")
     if ring:

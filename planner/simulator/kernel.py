@@ -396,7 +396,7 @@ def take_batch(s: State, tolerance: float) -> float:
             time_s, long_s = times[START_S][code - n_tasks], times[ALONE_S][code - n_tasks]
         long_s = max(long_s, min(mean_s, time_s))
         missed_s = abs(time_s - now_s) - time_s * ROUNDING
-        if missed_s > s.numbers[REACHED] * long_s:
+        if missed_s > s.numbers[REACHED] * long_s and long_s > 0.0:  # what takes no time beside the clock's steps has no share
             s.numbers[REACHED] = missed_s / long_s
     return now_s
 
