@@ -33,11 +33,13 @@ def diff(first, second):
 
 
 def ways_by_hand(plan):
-    """{(tensor name, way): bytes}, one step and one bundle entry after the other."""
+    """{(tensor name, way): bytes between ranks}, one step and one bundle entry after the other."""
     found: Counter[tuple[str, object]] = Counter()
     for step in range(len(plan.steps)):
         copy = plan.steps.op[step] == Op.COPY
         where = (int(plan.steps.src[step]), int(plan.steps.dst[step]))
+        if copy and where[0] == where[1]:
+            continue
         group = () if copy else tuple(plan.group(int(plan.steps.group[step])).tolist())
         bundle = int(plan.steps.bundle[step])
         for entry in range(int(plan.bundles.ptr[bundle]), int(plan.bundles.ptr[bundle + 1])):

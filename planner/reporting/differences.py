@@ -183,10 +183,17 @@ def _numbers(first: Plan, second: Plan, a: PlanReport, b: PlanReport) -> list[Nu
         if any(counts):
             rows.append(_number(f"{op.name.lower().replace('_', '-')} steps", "", counts[0], counts[1]))
     for backend in Backend:
-        carried = [int(plan.step_bytes[plan.steps.backend == backend].sum()) for plan in (first, second)]
+        carried = [
+            int(plan.step_bytes[(plan.steps.backend == backend) & ~_stays(plan)].sum()) for plan in (first, second)
+        ]  # fmt: skip
         if any(carried):
             rows.append(_number(f"carried by {backend.label}", "B", carried[0], carried[1]))
     return rows
+
+
+def _stays(plan: Plan) -> NDArray[np.bool_]:
+    """Which steps copy within a rank, as packing does."""
+    return np.asarray((plan.steps.op == Op.COPY) & (plan.steps.src == plan.steps.dst))
 
 
 def _number(name: str, unit: str, first: float | int | None, second: float | int | None) -> NumberRow:
@@ -239,7 +246,7 @@ def _ways(plan: Plan, number: NDArray[np.int64], groups: dict[tuple[int, ...], i
         way[step] = -1 - groups.setdefault(key, len(groups))
     entry, owner = ranges(plan.bundles.ptr, steps.bundle)
     tensor = number[plan.bundles.tensor[entry]]
-    known = tensor >= 0
+    known = (tensor >= 0) & ~_stays(plan)[owner]
     keys, at = np.unique(np.stack([tensor[known], way[owner[known]]]), axis=1, return_inverse=True)
     n_bytes = np.zeros(keys.shape[1], dtype=np.int64)
     np.add.at(n_bytes, at.ravel(), plan.entry_bytes[entry[known]])
