@@ -70,7 +70,14 @@ def open_store(place: Place, deadline: Deadline) -> Store:
         if not more["is_master"] and "master_listen_fd" not in more:
             _await_listener(host, port, place, deadline)
         make: Callable[..., Store] = vars(dist)["TCPStore"]
-        return make(host, port, place.size, timeout=timeout, wait_for_workers=False, **more)
+        more |= {"timeout": timeout, "wait_for_workers": False}
+        try:
+            return make(host, port, place.size, **more)
+        except RuntimeError as error:
+            if "libuv" not in str(error):
+                raise
+            # torch 2.6's newer server takes no socket that listens already; its older one does.
+            return make(host, port, place.size, **more, use_libuv=False)
     except (RuntimeError, ValueError) as error:  # torch raises both for what it can't reach or parse
         who = f"rank 0 can't keep their store at {where or 'MASTER_ADDR'}" if first else f"rank 0 can't be reached{_at(where)}"
         raise couldnt_join(place, f"{who} (torch says: {first_line(error)})") from error
