@@ -333,15 +333,17 @@ def overtaken(namespace: int) -> int:
 def test_links_in_namespaces_carry_a_plan_at_their_rate_and_leave_no_trace() -> None:
     plan = small_plan("domain-relay")
     before = sorted(os.listdir("/sys/class/net"))
+    n_overtaken: list[int] = []
 
-    with Namespaces(plan.topology) as links:
-        descriptors = links.descriptors
-        found = emulate(plan, links=links, timeout_s=60)
-        n_overtaken = sum(overtaken(descriptor) for descriptor in descriptors)
+    while 0 not in n_overtaken and len(n_overtaken) < 3:  # a busy machine has TCP send a packet twice now and then
+        with Namespaces(plan.topology) as links:
+            descriptors = links.descriptors
+            found = emulate(plan, links=links, timeout_s=60)
+            n_overtaken.append(sum(overtaken(descriptor) for descriptor in descriptors))
 
     assert found.mismatches == ()
-    # Each message is a whole number of packets and some bytes more, which must not overtake them. A busy machine may drop a few.
-    assert n_overtaken <= 3
+    # Each message is a whole number of packets and some bytes more, which must not overtake them.
+    assert n_overtaken[-1] == 0
     assert found.measured_s > 0.85 * nominal_s(plan)
     assert sorted(os.listdir("/sys/class/net")) == before
     for descriptor in descriptors:

@@ -27,7 +27,7 @@ RING = ["ring", "--model", "llama-3-8b", "--machine", "gb200-nvl72", "--gpus", "
         (["study", "foo"], "No such command 'foo'; there are gather-vs-reshard, refit-vs-domain, refit-vs-nic"),
         (["machines", "foo"], "No such command 'foo'; there are import, show"),
         (["zzz"], "No such command 'zzz'; there are bound, calibrate, check, choose"),
-        (["plann"], "'plan'"),
+        (["plann"], "Did you mean 'plan'"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_taken_is_repeated_with_what_is_expected(cli, arguments: list[str], words: str) -> None:
