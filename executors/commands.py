@@ -37,8 +37,8 @@ from shardroute.topologies.units import format_bandwidth, format_bytes, format_s
 
 __all__ = ["main"]
 
-# How often a step of a training loop is run unless told otherwise: the first finds caches and memory cold, as no later one does.
-STEPS = 5
+# How often a plan that computes is run unless told otherwise: the first trial finds caches and memory cold, as no later one does.
+_TRIALS = 5
 
 
 @app.command("run", rich_help_panel="Run and measure")
@@ -66,7 +66,7 @@ def run_command(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the measured timeline (JSON) to this file.")] = None,
     repeats: Annotated[
         int | None,
-        typer.Option("--repeats", help="Run this often and report the median.", show_default=f"1; {STEPS} where it computes"),
+        typer.Option("--repeats", help="Run this often and report the median.", show_default=f"1; {_TRIALS} where it computes"),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Follow each piece by checksums, and name where one was corrupted.")
@@ -88,7 +88,7 @@ def run_command(
         )
     loaded = load_plan(plan)
     if repeats is None:
-        repeats = 1 if loaded.attention is None else STEPS
+        repeats = 1 if loaded.attention is None else _TRIALS
     reports = place is None or place.rank == 0
     if output is not None and reports:
         check_writable(output, "the timeline")

@@ -51,13 +51,18 @@ def ends(plan: Plan, costs=COSTS) -> list[float]:
     return predict(plan, costs).timeline.end_s.tolist()
 
 
-def test_a_rank_begins_its_next_group_when_the_largest_message_of_the_one_before_has_gone() -> None:
-    """Rank 0 sends a small and a large message, then one in the small one's queue: it waits for the large one."""
+def a_small_and_a_large_message_then_another() -> Plan:
+    """Rank 0 sends a small and a large message, then one in the small one's queue."""
     hand = HandPlan()
     hand.copy(vector(hand, 0, [8], N), 0, 8, lane=Lane.INJECT)
     hand.copy(vector(hand, 0, [16], 3 * N), 0, 16, lane=Lane.RELAY)
     hand.copy(vector(hand, 0, [8], 2 * N), 0, 8, lane=Lane.INJECT)
-    plan = by_nccl(hand.build(17))
+    return by_nccl(hand.build(17))
+
+
+def test_a_rank_begins_its_next_group_when_the_largest_message_of_the_one_before_has_gone() -> None:
+    """Rank 0 sends a small and a large message, then one in the small one's queue: it waits for the large one."""
+    plan = a_small_and_a_large_message_then_another()
 
     found = predict(plan, COSTS)
 
@@ -152,11 +157,7 @@ def test_what_came_is_unpacked_beside_the_next_group() -> None:
 
 
 def test_plans_of_what_other_systems_do_have_no_groups_of_ours() -> None:
-    hand = HandPlan()
-    hand.copy(vector(hand, 0, [8], N), 0, 8, lane=Lane.INJECT)
-    hand.copy(vector(hand, 0, [16], 3 * N), 0, 16, lane=Lane.RELAY)
-    hand.copy(vector(hand, 0, [8], 2 * N), 0, 8, lane=Lane.INJECT)
-    plan = by_nccl(hand.build(17))
+    plan = a_small_and_a_large_message_then_another()
 
     free = predict(replace(plan, strategy="m2n-pack"), COSTS)
 

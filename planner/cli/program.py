@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from shardroute.planner.cli.mistakes import Group, keep_inputs
+from shardroute.planner.cli.mistakes import Group
 from shardroute.planner.cli.output import Speech, message_text, speak, tell
+from shardroute.planner.cli.overwriting import keep_inputs
 from shardroute.planner.cli.readings import tell_readings
 from shardroute.topologies.errors import InputError, RunError, ShardrouteError
 from shardroute.topologies.units import format_seconds
