@@ -384,3 +384,8 @@ def test_a_rate_without_a_source_is_refused(tmp_path) -> None:
 
     with pytest.raises(InputError, match=r"mine.toml: attention.backward: source is empty"):
         load_rates(str(path))
+
+
+def test_a_sequence_that_one_rank_has_to_itself_is_not_called_a_ring() -> None:
+    assert StepLayout(seq=1024, cp=1).scheme_text == "alone"
+    assert StepLayout(seq=1024, cp=2).scheme_text == "ring"

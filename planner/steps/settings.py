@@ -71,7 +71,9 @@ class StepLayout:
 
     @property
     def scheme_text(self) -> str:
-        """The scheme with its degree: `hybrid 4`, `all-gather by 2 heads`."""
+        """The scheme with its degree: `hybrid 4`, `all-gather by 2 heads`; of one rank, `alone`."""
+        if self.cp == 1:
+            return "alone"
         if self.scheme is Scheme.HYBRID:
             return f"{self.scheme} {self.ulysses}"
         if self.head_stride is not None:
