@@ -1,8 +1,8 @@
 """Rounds: in which groups libraries exchange that match sends and receives in order, without tags.
 
 Rule: a step's round is above those of all that it waits for, the step before it in its queues included. So steps of one round
-don't wait for each other, and NCCL sends and receives what a rank has of a round as one group, behind one launch. Executors form
-their groups by this, and predictions count them by it.
+don't wait for each other, and NCCL sends and receives what a rank has of a round on one wire (`planner.wires`) as one group: one
+launch. Executors form their groups by this, and predictions count them by it.
 """
 
 import numpy as np
@@ -12,6 +12,7 @@ from shardroute.planner import rounds_kernel
 from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Backend, Op, Plan
+from shardroute.planner.wires import wires_of
 
 # Rows that plain Python numbers in the half second that it takes to load Numba and its cache (2 cores, 2026-11).
 COMPILED_FROM = 500_000
@@ -40,9 +41,13 @@ def group_sizes(plan: Plan, rounds: Ints) -> Ints:
     grouped = np.flatnonzero((steps.op == Op.COPY) & (steps.backend == Backend.NCCL) & (steps.src != steps.dst))
     sizes = np.ones(len(steps), dtype=np.int64)
     if len(grouped):
-        n_rounds = int(rounds.max()) + 1
-        sent, received = (rank[grouped].astype(np.int64) * n_rounds + rounds[grouped] for rank in (steps.src, steps.dst))
-        n = plan.problem.n_ranks * n_rounds
+        wires, wire = np.unique(wires_of(steps.lane[grouped]), return_inverse=True)
+        n_turns = (int(rounds.max()) + 1) * len(wires)
+        turn = rounds[grouped] * len(wires) + wire
+        sent, received = (rank[grouped].astype(np.int64) * n_turns + turn for rank in (steps.src, steps.dst))
+        _, group = np.unique(np.concatenate([sent, received]), return_inverse=True)
+        sent, received = group[: len(grouped)], group[len(grouped) :]
+        n = int(group.max()) + 1
         most = np.maximum(np.bincount(sent, minlength=n), np.bincount(received, minlength=n))
         sizes[grouped] = np.maximum(most[sent], most[received])
     return sizes

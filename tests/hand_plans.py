@@ -11,7 +11,7 @@ from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
 from shardroute.planner.layouts.tensors import Layout, Tensor
-from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
+from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps, queued
 from shardroute.planner.problems import Problem
 from shardroute.topologies import build_topology, load_machine
 
@@ -59,9 +59,10 @@ class HandPlan:
         src_at: int = SOURCE,
         dst_at: int = TARGET,
         lane: Lane = Lane.INJECT,
+        queue: int = 0,
     ) -> int:
         """Add a COPY; its number."""
-        return self._step(Op.COPY, lane, bundle, src, dst, -1, src_at, dst_at, after)
+        return self._step(Op.COPY, int(queued(np.array(lane), np.array(queue))), bundle, src, dst, -1, src_at, dst_at, after)
 
     def gather(self, bundle: int, group: Sequence[int], slot: int, after: Sequence[int] = ()) -> int:
         """Add an ALL_GATHER into a slot; its number."""
@@ -80,7 +81,7 @@ class HandPlan:
         return len(self.groups) - 1
 
     def _step(
-        self, op: Op, lane: Lane, bundle: int, src: int, dst: int, group: int, src_at: int, dst_at: int, after: Sequence[int]
+        self, op: Op, lane: int, bundle: int, src: int, dst: int, group: int, src_at: int, dst_at: int, after: Sequence[int]
     ) -> int:
         self.rows.append((op, lane, Backend.PROCESSES, bundle, src, dst, group, src_at, dst_at))
         self.after.append(list(after))

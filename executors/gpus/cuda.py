@@ -3,6 +3,7 @@
 Strided boxes go by cuMemcpy2D and 3D on the copy engines: one call moves up to two dims of a box, further dims are loops.
 """
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_PITCH = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device since compute capability 2.0
 _ALIGNMENT = 256
+_CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # 1 to 32, and 8 by default
 
 
 def count_devices() -> int:
@@ -27,10 +29,18 @@ def count_devices() -> int:
     try:
         from cuda.bindings import driver
 
-        _check(driver.cuInit(0), "cuInit")
+        _start()
         return int(_check(driver.cuDeviceGetCount(), "cuDeviceGetCount")[0])
     except (ImportError, RuntimeError) as error:  # cuda-bindings raises the latter where there is no libcuda.so.1
         raise InputError(f"the NVIDIA driver can't be used ({first_line(error)})") from error
+
+
+def _start() -> None:
+    """Start the driver, which reads then how many streams a device runs beside each other."""
+    from cuda.bindings import driver
+
+    os.environ.setdefault(*_CONNECTIONS)
+    _check(driver.cuInit(0), "cuInit")
 
 
 def device_ids() -> list[str]:
@@ -51,7 +61,7 @@ class CudaDevice:
         from cuda.bindings import driver
 
         self._driver = driver
-        _check(driver.cuInit(0), "cuInit")
+        _start()
         self.ordinal = ordinal
         self._device = _check(driver.cuDeviceGet(ordinal), "cuDeviceGet")[0]
         self._context = _check(driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")[0]
@@ -61,6 +71,12 @@ class CudaDevice:
     def name(self) -> str:
         found = _check(self._driver.cuDeviceGetName(128, self._device), "cuDeviceGetName")[0]
         return str(bytes(found).split(b"\0")[0].decode())
+
+    @property
+    def n_sms(self) -> int:
+        """Its multiprocessors."""
+        which = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return int(_check(self._driver.cuDeviceGetAttribute(which, self._device), "cuDeviceGetAttribute")[0])
 
     def use(self) -> None:
         _check(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")

@@ -1,9 +1,10 @@
 """In which groups the messages of a plan are sent and received by libraries that match them in order, without tags.
 
-Rule: all ranks compute the same groups from the same programs. A group is a round of the plan (`planner.rounds`), or a part of
-one: answers come after what they answer, and what a group packs fits the window of every rank. A rank runs its groups in
-ascending order. That never deadlocks: with group g the first that isn't complete, all its ranks have ended those before, and what
-g waits for is in these.
+Rule: all ranks compute the same groups from the same programs. A group is a round of the plan (`planner.rounds`) on one wire
+(`planner.wires`), or a part of that: answers come after what they answer, and what is packed fits the window of every rank. A
+rank puts its groups on streams in ascending order, those of a wire on one. That never deadlocks, whatever of it runs at once:
+with group g the first that isn't complete, all its ranks have ended those before, and what g waits for is in these, be it by an
+event, by its stream or by a queue of the device that streams share.
 """
 
 from collections import deque
@@ -17,6 +18,9 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import ranges
 from shardroute.planner.rounds import rounds_of
 from shardroute.planner.simulator import in_order
+from shardroute.planner.wires import wires_of
+
+NO_WIRE = -1
 
 # The queue column is one byte.
 _QUEUES = 1 << 8
@@ -24,20 +28,24 @@ _QUEUES = 1 << 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Groups, numbered in the order in which every rank runs them.
+    """Groups, numbered in the order in which every rank puts them on streams.
 
     of_message      int64[n_messages]
-    first_of_step   int64[n_steps]      where copies within a rank belong
+    first_of_step   int64[n_steps]      where its copies within a rank belong
+    wires           the plan's wires that ranks meet on, ascending
+    wire            int64[n_groups]     which of them, NO_WIRE for a group of nothing but what stays within ranks
     out_at, in_at   int64[n_messages]   place in the window of the sender and of the receiver, NO_ROWS where it isn't packed there
-    out_after, in_after   int64[n_messages]   the last group whose messages must have left that place, -1 for none
+    out_after, in_after   of each message, the last group of each wire whose messages must have left that place
     """
 
     of_message: Ints
     first_of_step: Ints
+    wires: tuple[int, ...]
+    wire: Ints
     out_at: Ints
     in_at: Ints
-    out_after: Ints
-    in_after: Ints
+    out_after: list[tuple[int, ...]]
+    in_after: list[tuple[int, ...]]
 
 
 class Ring:
@@ -120,11 +128,28 @@ def find_groups(programs: Programs, messages: Messages) -> Groups:
             left.append((side, message, leave))
         part[message] = latest[src] = latest[dst] = number
         placed[message] = (*now, number)
-    keys = np.stack([of_round, messages.answers.astype(np.int64), part], axis=1)
-    starts = np.stack([rounds, np.zeros_like(rounds), np.zeros_like(rounds)], axis=1)
-    _, number_of = np.unique(np.concatenate([keys, starts]), axis=0, return_inverse=True)
-    group = number_of.ravel()[:n]
-    after = np.full((2, n), -1, dtype=np.int64)
+    of_step = _wires(programs)
+    keys = np.stack([of_round, messages.answers.astype(np.int64), part, of_step[messages.step]], axis=1)
+    starts = np.stack([rounds, np.zeros_like(rounds), np.zeros_like(rounds), of_step], axis=1)
+    groups, number_of = np.unique(np.concatenate([keys, starts]), axis=0, return_inverse=True)
+    group, first = number_of.ravel()[:n], number_of.ravel()[n:]
+    meets = np.diff(programs.cells.ptr) > 1
+    meets[messages.step] = True
+    wires = np.unique(of_step[meets])
+    found = np.minimum(np.searchsorted(wires, groups[:, 3]), len(wires) - 1)
+    wire = np.where(wires[found] == groups[:, 3], found, NO_WIRE) if len(wires) else np.full(len(groups), NO_WIRE)
+    after: list[list[tuple[int, ...]]] = [[()] * n, [()] * n]
     for side, message, leave in left:
-        after[side, message] = max((int(group[who]) for who in leave), default=-1)
-    return Groups(group, number_of.ravel()[n:], at[0], at[1], after[0], after[1])
+        last: dict[int, int] = {}
+        for each in sorted(int(group[who]) for who in leave):
+            last[int(wire[each])] = each
+        after[side][message] = tuple(last.values())
+    return Groups(group, first, tuple(wires.tolist()), wire, at[0], at[1], after[0], after[1])
+
+
+def _wires(programs: Programs) -> Ints:
+    """The wire of each step."""
+    actions = programs.actions
+    found = np.zeros(len(programs.cells.ptr) - 1, dtype=np.int64)
+    found[actions.step] = wires_of(actions.queue)
+    return found

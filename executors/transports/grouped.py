@@ -1,8 +1,8 @@
 """The Transport of libraries that match grouped sends and receives in order: NCCL's, and torch.distributed's over it.
 
 Rule: a run is put on streams as a whole, then waited for; the host makes no decision in between, so a run can be captured as a
-graph. Streams: one for the groups, one for what is unpacked, and one a queue of a lane, on which the queue's steps pack and copy
-within the rank. An event stands wherever one of these waits for another.
+graph. Streams: two for each wire (`planner.wires`), of its groups and of what they bring being unpacked, and one for each queue
+of a lane, on which its steps pack and copy within the rank. An event stands wherever one of these waits for another.
 """
 
 import time
@@ -20,7 +20,7 @@ from shardroute.executors.interpreting.arenas import Arena, Lent
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.messages.messages import NO_ROWS, Messages
 from shardroute.executors.messages.multicasts import Multicast, find_multicasts
-from shardroute.executors.messages.rounds import find_groups
+from shardroute.executors.messages.rounds import NO_WIRE, find_groups
 from shardroute.executors.transports.schedules import Schedule
 from shardroute.executors.transports.seam import Computing, Deadline, Following
 from shardroute.executors.transports.summing import LibrarySums
@@ -34,10 +34,13 @@ _MOST_SETS = 64  # of ranks that broadcast among themselves: each is a communica
 
 
 class Pairs(Streaming, Protocol):
-    """What a library does with a group; sends and receives of one pair of ranks match in order."""
+    """What a library does with a group; on one wire, sends and receives of one pair of ranks match in order."""
 
-    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
-        """Put a group on a stream."""
+    def connect(self, wires: Sequence[int]) -> None:
+        """Make what groups on these wires take (numbers as `planner.wires` has them). All ranks call it with the same wires."""
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], wire: int, stream: int) -> None:
+        """Put a group on a stream, by wires[wire] of those that were connected."""
 
 
 @runtime_checkable
@@ -72,9 +75,12 @@ class GroupedTransport:
         self.memory = Memory([0], [0])
         self._gathering = Gathering(device, programs.blocks, programs.forms, self.memory)
         self._token = device.allocate(2 * _TOKEN_ROOM)
-        self._wire, self._scatter = device.stream(), device.stream()
+        self._main = device.stream()
         self._queues = {queue: device.stream() for queue in self._schedule.queues}
-        self._mirror = Mirror(device, programs, rank, arena, self.memory, self._wire)
+        wires = sorted({wire for wire in self._schedule.wire if wire != NO_WIRE})
+        self._wires, self._scatters = ({wire: device.stream() for wire in wires} for _ in range(2))
+        within(deadline, lambda: pairs.connect(self._groups.wires))
+        self._mirror = Mirror(device, programs, rank, arena, self.memory, self._main)
         self._base, self._moved = device.event(), device.event()
         n = len(self._schedule.numbers)
         self._sent, self._scattered = ([device.event() for _ in range(n)] for _ in range(2))
@@ -148,16 +154,16 @@ class GroupedTransport:
             if mirrored:
                 self._download()
             return
-        self.device.record(self._base, self._wire)
+        self.device.record(self._base, self._main)
         began_s = time.monotonic()
-        for stream in self._queues.values():  # so that no time is before the base
+        for stream in self._streams:  # so that no time is before the base
             self.device.follow(stream, self._base)
         within(self.deadline, self._enqueue, self._schedule.peers)
         self._await(at_step)
         self._has_run = True
         self._stamp(start_s, end_s, began_s)
         if self._following is not None:
-            self._following.put_kept(self.memory, self._wire)
+            self._following.put_kept(self.memory, self._main)
             self._finish_move()
             self._following.collect()
         if mirrored:
@@ -192,22 +198,22 @@ class GroupedTransport:
         device = self.device
         if reason is not None or not isinstance(device, Capturing):
             raise RunError(f"a run can't be captured: {reason}")
-        others = [self._scatter, *self._queues.values()]
+        others = self._streams
         fork, joins = device.event(), [device.event() for _ in others]
 
         def record() -> int:
             device.use()
-            device.begin_capture(self._wire)
+            device.begin_capture(self._main)
             try:
-                device.record(fork, self._wire)
+                device.record(fork, self._main)
                 for stream in others:
                     device.follow(stream, fork)
                 self._enqueue()
                 for stream, join in zip(others, joins, strict=True):
                     device.record(join, stream)
-                    device.follow(self._wire, join)
+                    device.follow(self._main, join)
             finally:
-                graph = device.end_capture(self._wire)
+                graph = device.end_capture(self._main)
             return graph
 
         self._graph = within(self.deadline, record, self._schedule.peers)
@@ -217,9 +223,9 @@ class GroupedTransport:
         device = self.device
         assert isinstance(device, Capturing)
         assert self._graph is not None
-        device.record(self._base, self._wire)
-        device.launch(self._graph, self._wire)
-        device.record(self._moved, self._wire)
+        device.record(self._base, self._main)
+        device.launch(self._graph, self._main)
+        device.record(self._moved, self._main)
         self._wait_for(self._moved, self._schedule.peers)
         return device.elapsed_s(self._base, self._moved)
 
@@ -237,8 +243,13 @@ class GroupedTransport:
         self._finish_move()
 
     def _finish_move(self) -> None:
-        self.device.record(self._moved, self._wire)
+        self.device.record(self._moved, self._main)
         self._wait_for(self._moved, ())
+
+    @property
+    def _streams(self) -> list[int]:
+        """All but the main one, from which a run forks."""
+        return [*self._queues.values(), *self._wires.values(), *self._scatters.values()]
 
     def _enqueue(self) -> None:
         self.device.use()
@@ -248,13 +259,16 @@ class GroupedTransport:
 
     def _enqueue_group(self, number: int, group: int, done: "_Done") -> None:
         device, schedule, messages, groups = self.device, self._schedule, self._messages, self._groups
-        ready: set[int] = set()  # queues whose events the group waits for
+        ready: set[int] = set()  # actions whose events the group waits for
         sends: list[Part] = []
         broadcasts: dict[int, tuple[int, int]] = {}
         for action in schedule.begins[group]:
             self._begin_action(action, done)
-            if int(self._programs.actions.step[action]) not in schedule.computed:  # else messages would wait for attention
+            if int(self._programs.actions.step[action]) in schedule.exchanged:  # else messages would wait for attention
                 ready.add(action)
+        if schedule.wire[number] == NO_WIRE:
+            return
+        wire, scatter = self._wires[schedule.wire[number]], self._scatters[schedule.wire[number]]
         for message, action in schedule.sends[group]:
             multicast = self._multicast_of.get(message)
             if multicast in broadcasts:
@@ -267,7 +281,7 @@ class GroupedTransport:
                 n_bytes = int(messages.n_bytes[message])
                 pointer = self._out(message)
                 if groups.out_at[message] != NO_ROWS:
-                    self._follow_sent(queue, schedule.latest(int(groups.out_after[message])), done)
+                    self._follow_sent(queue, schedule.numbers_of(groups.out_after[message]), done)
                     self._gathering.pack(int(messages.first[message]), int(messages.last[message]), pointer, queue)
             if multicast is None:
                 sends.append((pointer, n_bytes, int(messages.dst[message])))
@@ -279,38 +293,37 @@ class GroupedTransport:
                 self._packed[number, action] = device.event()
             packed = self._packed[number, action]
             device.record(packed, self._queues[schedule.queue_of[action]])
-            device.follow(self._wire, packed)
+            device.follow(wire, packed)
         receives, scattered = [], []
         for message in schedule.receives[group]:
             n_bytes = int(messages.n_bytes[message])
             pointer = self._token + _TOKEN_ROOM
             if n_bytes:
-                self._follow_uses(self._wire, message, done)
+                self._follow_uses(wire, message, done)
                 pointer = self._into(message)
                 if groups.in_at[message] != NO_ROWS:
-                    self._follow_scattered(self._wire, schedule.latest(int(groups.in_after[message])), done)
+                    self._follow_scattered(wire, schedule.numbers_of(groups.in_after[message]), done)
                     scattered.append((message, pointer))
             if message in self._multicast_of:
                 broadcasts[self._multicast_of[message]] = (pointer, n_bytes)
             else:
                 receives.append((pointer, n_bytes or TOKEN_BYTES, int(messages.src[message])))
         if sends or receives:
-            self._pairs.exchange(sends, receives, self._wire)
+            self._pairs.exchange(sends, receives, schedule.wire[number], wire)
         if broadcasts:
             assert isinstance(self._pairs, Broadcasting)
             parts = [(*broadcasts[k], self._multicasts[k].src, self._multicasts[k].ranks) for k in sorted(broadcasts)]
-            self._pairs.broadcast(parts, self._wire)
+            self._pairs.broadcast(parts, wire)
         for action in schedule.begins[group]:
             step = int(self._programs.actions.step[action])
             if step in self._sums:
-                self._sums.put(step, self.memory.at, self._wire)
-        device.record(self._sent[number], self._wire)
+                self._sums.put(step, self.memory.at, wire)
+        device.record(self._sent[number], wire)
         if scattered:
-            device.follow(self._scatter, self._sent[number])
+            device.follow(scatter, self._sent[number])
             for message, pointer in scattered:
-                self._gathering.unpack(int(messages.first[message]), int(messages.last[message]), pointer, self._scatter)
-            device.record(self._scattered[number], self._scatter)
-            done.scattered[number] = True
+                self._gathering.unpack(int(messages.first[message]), int(messages.last[message]), pointer, scatter)
+            device.record(self._scattered[number], scatter)
         for step in schedule.sent_steps[group]:
             done.sent_of[step] = number
         for message, _ in scattered:
@@ -341,8 +354,9 @@ class GroupedTransport:
         """What comes next on the stream waits for this rank's part in a step."""
         if step in done.local_of:
             self.device.follow(stream, self._here[done.local_of[step]])
-        self._follow_sent(stream, done.sent_of.get(step, -1), done)
-        self._follow_scattered(stream, done.scattered_of.get(step, -1), done)
+        for known, follow in ((done.sent_of, self._follow_sent), (done.scattered_of, self._follow_scattered)):
+            if step in known:
+                follow(stream, [known[step]], done)
 
     def _follow_uses(self, stream: int, message: int, done: "_Done") -> None:
         """What comes next on the stream waits until the slot that the message comes to is in use no more."""
@@ -350,18 +364,21 @@ class GroupedTransport:
         for step in messages.touches[messages.clear_first[message] : messages.clear_last[message]].tolist():
             self._follow(stream, step, done)
 
-    def _follow_sent(self, stream: int, number: int, done: "_Done") -> None:
-        if stream != self._wire and number > done.seen_sent[stream]:
-            self.device.follow(stream, self._sent[number])
-            done.seen_sent[stream] = number
+    def _follow_sent(self, stream: int, numbers: Sequence[int], done: "_Done") -> None:
+        """What comes next on the stream waits until the messages of these groups have left, or come."""
+        for number in numbers:
+            wire = self._wires[self._schedule.wire[number]]
+            if stream != wire and number > done.seen_sent[stream, wire]:
+                self.device.follow(stream, self._sent[number])
+                done.seen_sent[stream, wire] = number
 
-    def _follow_scattered(self, stream: int, number: int, done: "_Done") -> None:
-        """The last group up to `number` that was unpacked here; what is unpacked keeps the order of groups."""
-        while number >= 0 and not done.scattered.get(number, False):
-            number -= 1
-        if number > done.seen_scattered[stream]:
-            self.device.follow(stream, self._scattered[number])
-            done.seen_scattered[stream] = number
+    def _follow_scattered(self, stream: int, numbers: Sequence[int], done: "_Done") -> None:
+        """What comes next on the stream waits until what these groups brought is unpacked."""
+        for number in numbers:
+            scatter = self._scatters[self._schedule.wire[number]]
+            if number > done.seen_scattered[stream, scatter]:
+                self.device.follow(stream, self._scattered[number])
+                done.seen_scattered[stream, scatter] = number
 
     def _out(self, message: int) -> int:
         at = int(self._groups.out_at[message])
@@ -403,12 +420,11 @@ class GroupedTransport:
 
 
 class _Done:
-    """What has been put on streams so far: by step the action and the last groups, and how far each stream waits already."""
+    """What has been put on streams so far: by step the action and the last groups, and how far each stream waits for others."""
 
     def __init__(self) -> None:
         self.local_of: dict[int, int] = {}
         self.sent_of: dict[int, int] = {}
         self.scattered_of: dict[int, int] = {}
-        self.scattered: dict[int, bool] = {}
-        self.seen_sent: dict[int, int] = defaultdict(lambda: -1)
-        self.seen_scattered: dict[int, int] = defaultdict(lambda: -1)
+        self.seen_sent: dict[tuple[int, int], int] = defaultdict(lambda: -1)
+        self.seen_scattered: dict[tuple[int, int], int] = defaultdict(lambda: -1)

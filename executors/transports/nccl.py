@@ -26,6 +26,7 @@ from shardroute.executors.transports.grouped import GroupedTransport, Part
 from shardroute.executors.transports.numbers import Numbers
 from shardroute.executors.transports.seam import Deadline, LateError, Place
 from shardroute.executors.transports.summing import Sum
+from shardroute.planner.wires import MOST_CHANNELS, channels_of
 from shardroute.topologies.errors import RunError
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class NcclWorld:
         self._made: Communicator = make_communicator(self, had, deadline)
         self.communicator = self._made.handle
         self.parts: dict[tuple[int, ...], nccl.Comm | None] = {}  # communicators of some of the ranks; None where this one isn't
+        # Communicators of all of them, by the place of a wire in its plan, and its channels.
+        self.wires: dict[tuple[int, int], nccl.Comm] = {(0, MOST_CHANNELS): self.communicator}
 
     @property
     def parts_s(self) -> Mapping[str, float]:
@@ -131,7 +134,7 @@ class NcclWorld:
 
         if self.is_aborted:
             return
-        for communicator in (*self.parts.values(), self.communicator):
+        for communicator in (*self.parts.values(), *self.wires.values()):
             if communicator is not None and communicator is not keep:
                 (nccl.comm_destroy if together else nccl.comm_abort)(communicator)
 
@@ -140,7 +143,7 @@ class NcclWorld:
         from nccl.bindings import nccl
 
         self.is_aborted = True
-        for communicator in (*self.parts.values(), self.communicator):
+        for communicator in (*self.parts.values(), *self.wires.values()):
             if communicator is not None:
                 nccl.comm_abort(communicator)
 
@@ -156,30 +159,37 @@ _CLOSE_S = 30.0
 
 
 class NcclPairs:
-    """Groups by ncclSend and ncclRecv."""
+    """Groups by ncclSend and ncclRecv, all on one communicator: NCCL runs them one after the other, whichever wire they are of.
+    That is for plans that some ranks of the world have no part in, without whom no communicator can be split off.
+    """
 
     def __init__(self, world: NcclWorld) -> None:
-        self._world, self._communicator = world, world.communicator
+        self._world = world
+        self._wires: list[nccl.Comm] = []
 
-    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
+    def connect(self, wires: Sequence[int]) -> None:
+        self._wires = [self._world.communicator] * len(wires)
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], wire: int, stream: int) -> None:
         from nccl.bindings import nccl
 
-        at = self._world.numbers.at
+        at, communicator = self._world.numbers.at, self._wires[wire]
 
         def put() -> None:
             nccl.group_start()
             try:
                 for pointer, n_bytes, peer in sends:
-                    nccl.send(pointer, n_bytes, _UINT8, at(peer), self._communicator, stream)
+                    nccl.send(pointer, n_bytes, _UINT8, at(peer), communicator, stream)
                 for pointer, n_bytes, peer in receives:
-                    nccl.recv(pointer, n_bytes, _UINT8, at(peer), self._communicator, stream)
+                    nccl.recv(pointer, n_bytes, _UINT8, at(peer), communicator, stream)
             finally:
                 nccl.group_end()
 
         translated(put, f"a group of {len(sends)} sends and {len(receives)} receives")
 
     def check(self) -> None:
-        check_communicator(self._communicator)
+        for communicator in self._wires:
+            check_communicator(communicator)
 
     def abandon(self) -> None:
         self._world.abort()
@@ -238,11 +248,27 @@ class NcclSums:
 
 
 class NcclBroadcasts(NcclSums, NcclPairs):
-    """Groups, and broadcasts and reductions among some of the ranks."""
+    """Groups, each wire's on a communicator of its own, which a world splits off once; and broadcasts and reductions among some
+    of the ranks.
+    """
 
     def __init__(self, world: NcclWorld) -> None:
         NcclSums.__init__(self, world)
         NcclPairs.__init__(self, world)
+
+    def connect(self, wires: Sequence[int]) -> None:
+        from nccl.bindings import nccl
+
+        world = self._world
+        world.device.use()
+        self._wires = []
+        for key in enumerate(channels_of(wires, world.device.n_sms)):
+            if key not in world.wires:
+                config = nccl.Config()
+                config.max_ctas = key[1]
+                split = partial(nccl.comm_split, world.communicator, 0, world.rank, config.ptr)
+                world.wires[key] = translated(split, f"a communicator of {key[1]} channels")
+            self._wires.append(world.wires[key])
 
     def broadcast(self, parts: Sequence[tuple[int, int, int, tuple[int, ...]]], stream: int) -> None:
         from nccl.bindings import nccl

@@ -4,6 +4,7 @@ Rule: worked out once, from columns that all ranks have; nothing here is put on 
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from shardroute.executors.transports.summing import LibrarySums
 
 
 class Schedule:
-    """One rank's part in each group; `numbers` are the groups that it takes part in, ascending."""
+    """One rank's part in each group; `numbers` are the groups that it takes part in, ascending, and `wire` the wire of each."""
 
     def __init__(self, programs: Programs, messages: Messages, groups: Groups, rank: int) -> None:
         actions = programs.actions
@@ -39,8 +40,8 @@ class Schedule:
         for message in messages.into[messages.in_ptr[rank] : messages.in_ptr[rank + 1]].tolist():
             self.receives[int(groups.of_message[message])].append(message)
             self.into_of[int(messages.step[message])].append(message)
-        self.computed: set[int] = set(programs.calls.step[programs.calls.rank == rank].tolist())
         self.numbers = sorted({*self.begins, *self.sends, *self.receives})
+        self.wire = groups.wire[self.numbers].tolist() if self.numbers else []
         self._number_of = {group: number for number, group in enumerate(self.numbers)}
         self.local = {action: local_rows(programs, action, rank) for action in self.actions}
         self.peers_of: dict[int, list[int]] = {}
@@ -57,17 +58,19 @@ class Schedule:
             packed = [message for message in into if groups.in_at[message] != NO_ROWS]
             self.scattered_steps[group] = set(messages.step[packed].tolist())
         self.peers = sorted({peer for peers in self.peers_of.values() for peer in peers})
+        self.exchanged: set[int] = {step for steps in self.sent_steps.values() for step in steps}  # with other ranks
 
     def expect_sums(self, group: int, step: int, sums: LibrarySums) -> None:
         """Know that a step is added up with a group, if it is."""
         if step in sums:
             self.sent_steps[group].add(step)
+            self.exchanged.add(step)
             self.peers_of[group] = sorted({*self.peers_of[group], *sums.peers(step)})
             self.peers = sorted({*self.peers, *sums.peers(step)})
 
-    def latest(self, group: int) -> int:
-        """The number here of a group that the rank takes part in, -1 for none."""
-        return self._number_of[group] if group >= 0 else -1
+    def numbers_of(self, groups: Sequence[int]) -> list[int]:
+        """The numbers here of groups that the rank takes part in."""
+        return [self._number_of[group] for group in groups]
 
 
 def local_rows(programs: Programs, action: int, rank: int) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ digests over it; the NCCL group is made beside it.
 """
 
 import importlib.util
+import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ from shardroute.executors.transports.numbers import NumberedWire, Numbers
 from shardroute.executors.transports.roll_calls import RollCall
 from shardroute.executors.transports.seam import Deadline, Place
 from shardroute.executors.transports.summing import Sum
+from shardroute.planner.wires import MOST_CHANNELS, channels_of
 from shardroute.topologies.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 Kind = Literal["cuda", "cpu"]
+Groups = dict[tuple[int, int], "dist.ProcessGroup | None"]  # by the place of a wire in its plan, and its channels
 _DTYPES = {CODES["f16"]: "float16", CODES["f32"]: "float32", CODES["f64"]: "float64", CODES["bf16"]: "bfloat16"}  # torch's names
 
 listen, preload = gloo.listen, gloo.preload
@@ -75,29 +78,43 @@ _JOIN_S = 300.0  # to make a group when the caller has set no deadline
 def over(control: gloo.GlooWorld, deadline: Deadline, kind: Kind) -> "TorchWorld":
     """A world that moves bytes between tensors on GPUs over NCCL, or, as its twin for tests, between CPU tensors over gloo."""
     import torch
-    import torch.distributed as dist
 
     ordinal = 0
     if kind == "cuda":
         ids = [str(torch.cuda.get_device_properties(k).uuid) for k in range(torch.cuda.device_count())]
         ordinal = local_device(control, ids, deadline)
         torch.cuda.set_device(ordinal)
-    group = dist.new_group(backend="nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=max(deadline.left_s, 1.0)))
     device = torch.device(kind, ordinal) if kind == "cuda" else torch.device("cpu")
+    return TorchWorld(control, TorchDevice(device), new_group(device, MOST_CHANNELS, deadline.left_s))
+
+
+def new_group(device: "torch.device", channels: int, within_s: float) -> "dist.ProcessGroup | None":
+    """A group of all ranks, connected: NCCL's with at most so many channels, or gloo's for a CPU. All ranks call it."""
+    import torch
+    import torch.distributed as dist
+
+    options = None
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = channels
+    backend = "gloo" if options is None else "nccl"
+    timeout = timedelta(seconds=max(within_s, 1.0))
+    group: dist.ProcessGroup | None = dist.new_group(backend=backend, timeout=timeout, pg_options=options)
     # All ranks of a group must take part in what connects them, and not every rank sends in a plan's first round.
     first = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
     assert first is not None
     first.wait()
-    if kind == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return TorchWorld(control, group, TorchDevice(device))
+    return group
 
 
 class TorchWorld:
-    """The ranks of a gloo group, with a second group for what moves."""
+    """The ranks of a gloo group, with further groups for what moves."""
 
-    def __init__(self, control: gloo.GlooWorld, group: "dist.ProcessGroup | None", device: "TorchDevice") -> None:
-        self._control, self._group, self.device = control, group, device
+    def __init__(self, control: gloo.GlooWorld, device: "TorchDevice", group: "dist.ProcessGroup | None") -> None:
+        self._control, self.device = control, device
+        self.groups: Groups = {(0, MOST_CHANNELS): group}
         self.rank, self.size, self.key = control.rank, control.size, control.key
         self._areas = Areas(device)
         self._numbers = Numbers(range(self.size))
@@ -115,7 +132,8 @@ class TorchWorld:
         return self._calls.gather(payload, self._calls.lengths(len(payload), deadline), deadline)
 
     def open(self, programs: Programs, messages: Messages, arena: Arena, deadline: Deadline) -> GroupedTransport:
-        pairs = TorchPairs(self._group, self.device, deadline, self._numbers)
+        whole = self._numbers.are_in(programs.n_ranks)
+        pairs = TorchPairs(self.groups, self.device, deadline, self._numbers, whole=whole)
         return GroupedTransport(
             self.device, pairs, self._line_up, programs, messages, arena, self._numbers.of[self.rank], deadline, self._areas
         )
@@ -125,7 +143,8 @@ class TorchWorld:
 
         if not dist.is_initialized():  # its user has left torch.distributed, and this group with it
             return
-        dist.destroy_process_group(self._group)
+        for group in self.groups.values():
+            dist.destroy_process_group(group)
         self._control.close()
 
     def abandon(self) -> None:
@@ -136,21 +155,34 @@ class TorchWorld:
 
 
 class TorchPairs:
-    """Groups by torch.distributed."""
+    """Groups by torch.distributed: each wire has one of the world's, which are made where they are missing. Where some ranks have
+    no part in the plan (not `whole`) none can be made, and all wires share the first.
+    """
 
     def __init__(
-        self, group: "dist.ProcessGroup | None", device: "TorchDevice", deadline: Deadline, numbers: Numbers
+        self, groups: Groups, device: "TorchDevice", deadline: Deadline, numbers: Numbers, *, whole: bool = True
     ) -> None:
-        self._group, self._device, self._deadline, self._numbers = group, device, deadline, numbers
+        self._groups, self._device, self._deadline, self._numbers = groups, device, deadline, numbers
+        self._is_whole = whole
+        self._wires: list[dist.ProcessGroup | None] = []
         self._sets: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
-    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], stream: int) -> None:
+    def connect(self, wires: Sequence[int]) -> None:
+        if not self._is_whole:
+            self._wires = [self._groups[0, MOST_CHANNELS]] * len(wires)
+            return
+        for key in enumerate(channels_of(wires, self._device.n_sms)):
+            if key not in self._groups:
+                self._groups[key] = new_group(self._device.torch_device, key[1], self._deadline.left_s)
+            self._wires.append(self._groups[key])
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], wire: int, stream: int) -> None:
         import torch.distributed as dist
 
         tensors = self._device
         # Receives first: with one peer, gloo takes twice as long for the other order (see `gloo`). NCCL doesn't care.
         parts = [
-            dist.P2POp(way, tensors.view(pointer, n_bytes), group=self._group, group_peer=self._numbers.at(peer))
+            dist.P2POp(way, tensors.view(pointer, n_bytes), group=self._wires[wire], group_peer=self._numbers.at(peer))
             for way, given in ((dist.irecv, receives), (dist.isend, sends))
             for pointer, n_bytes, peer in given
         ]
@@ -210,7 +242,7 @@ class TorchDevice:
     """A Device by torch: a GPU, or the CPU, on which everything is done when it is asked for."""
 
     def __init__(self, device: "torch.device") -> None:
-        self._torch_device = device
+        self.torch_device = device
         self.is_host = device.type == "cpu"
         self._memories: dict[int, torch.Tensor] = {}  # by pointer
         self._lent: dict[int, torch.Tensor] = {}
@@ -221,19 +253,26 @@ class TorchDevice:
     def name(self) -> str:
         import torch
 
-        return "the CPU, by torch" if self.is_host else torch.cuda.get_device_name(self._torch_device)
+        return "the CPU, by torch" if self.is_host else torch.cuda.get_device_name(self.torch_device)
+
+    @property
+    def n_sms(self) -> int:
+        """Of the GPU; of a CPU, which has none, as many as give every wire all channels that it may have."""
+        import torch
+
+        return sys.maxsize if self.is_host else torch.cuda.get_device_properties(self.torch_device).multi_processor_count
 
     def use(self) -> None:
         import torch
 
         if not self.is_host:
-            torch.cuda.set_device(self._torch_device)
+            torch.cuda.set_device(self.torch_device)
 
     def allocate(self, n_bytes: int) -> int:
         import torch
 
         try:
-            memory = torch.empty(max(n_bytes, 1), dtype=torch.uint8, device=self._torch_device)
+            memory = torch.empty(max(n_bytes, 1), dtype=torch.uint8, device=self.torch_device)
         except RuntimeError as error:
             raise RunError(f"torch can't allocate {n_bytes} bytes: {first_line(error)}") from error
         self._memories[memory.data_ptr()] = memory
@@ -261,7 +300,7 @@ class TorchDevice:
 
         if self.is_host:
             return 1 + len(self._streams)
-        stream = torch.cuda.Stream(self._torch_device)  # type: ignore[no-untyped-call]  # torch's
+        stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]  # torch's
         self._streams[stream.cuda_stream] = stream
         return stream.cuda_stream
 

@@ -6,7 +6,7 @@ and src/graph/paths.cc. The rates are those of a calibration.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -174,11 +174,15 @@ class PutLaw:
         return math.ceil(math.log2(max(n_ranks, 1))) * self.cost.barrier_s
 
 
-def channel_law(machine: Machine, calibration: Calibration) -> ChannelLaw | None:
-    """The law of NCCL's send and receive on the machine; None where the calibration has no [p2p] table."""
+def channel_law(machine: Machine, calibration: Calibration, most_channels: int | None = None) -> ChannelLaw | None:
+    """The law of NCCL's send and receive on the machine; None where the calibration has no [p2p] table. most_channels: what the
+    communicator is limited to, a power of 2.
+    """
     cost = calibration.p2p
     if cost is None:
         return None
+    if most_channels is not None:
+        cost = replace(cost, channels=min(cost.channels, most_channels))
     _, nic = path_costs(calibration)
     # A switch gives a peer all links, which is over the cap on every NVSwitch machine: 2 * 18 links.
     far = _up_to_power_of_2(max(machine.nics_per_gpu, int(machine.gpu_nic_Bps / 1e9) // _NIC_GBps_PER_CHANNEL))

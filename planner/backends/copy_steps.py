@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.backends.channels import Path, channel_law, put_law
+from shardroute.planner.backends.channels import Path, put_law
+from shardroute.planner.backends.groups import group_law
 from shardroute.planner.backends.links import Links, path_costs
 from shardroute.planner.backends.runs import packed_bytes
 from shardroute.planner.layouts.fragments import Ints
@@ -94,9 +95,9 @@ def _sent(plan: Plan, topology: Topology, calibration: Calibration, near: NDArra
     size = plan.step_bytes.astype(np.float64)
     start_s = calibration.launch_s + np.where(near, nvlink.latency_s, nic.latency_s)
     cap_Bps = np.full(len(size), np.inf)
-    law = channel_law(topology.machine, calibration)
+    law = group_law(plan, topology, topology.machine, calibration)
     if law is not None:
-        # One communicator spans the plan's ranks.
+        # Communicators span the plan's ranks.
         n_ranks = plan.problem.n_ranks
         one = len(np.unique(topology.domain[:n_ranks])) == 1
         start_s = np.where(near, law.start_s(size), law.start_s(size, Path.NIC))
@@ -116,7 +117,7 @@ def _nic_channels(plan: Plan, topology: Topology, calibration: Calibration, one_
     steps = plan.steps
     given = []
     for machine, _ in topology.parts:
-        law = channel_law(machine, calibration)
+        law = group_law(plan, topology, machine, calibration)
         assert law is not None
         given.append(law.channels(plan.step_bytes, plan.problem.n_ranks, one_domain, Path.NIC))
     part = np.repeat(np.arange(len(given)), [n for _, n in topology.parts])

@@ -1,11 +1,10 @@
-"""NCCL's groups as tasks: what a rank sends, receives and takes part in within one round of a plan is one kernel launch.
+"""NCCL's groups as tasks: what a rank sends, receives and takes part in within a round of a plan on one wire is a launch.
 
-Rule: what the transports `nccl` and `torch-nccl` do. A rank has one stream for all of its groups, whichever lane and queue their
-steps are of, and runs them in the order of rounds (`planner.rounds`). A group begins when the one before it has ended, when all
-that its rank's steps wait for is done, and when what they send is packed; so all of its messages begin together, each as soon as
-the group of its other end has begun, too. It ends with the last of them. What came is unpacked behind it, beside the next group.
-Copies within the rank hold up the group of their round. Puts and what a rank computes are no part of a group; they wait for the
-groups that bring what they need.
+Rule: what the transports `nccl` and `torch-nccl` do. A rank has a stream for each wire (`planner.wires`), and runs the groups
+of a wire in the order of rounds (`planner.rounds`). A group begins when the one before it has ended, when all that its rank's steps
+wait for is done, and when what they send is packed; so all of its messages begin together, each as soon as the group of its other
+end has begun, too. It ends with the last of them. What came is unpacked behind it, beside the next group. Copies within the rank,
+puts and what a rank computes are no part of a group; they wait for the groups that bring what they need.
 """
 
 from dataclasses import dataclass
@@ -15,10 +14,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardroute.planner.backends.channels import ChannelLaw, channel_law
+from shardroute.planner.backends.rates import shipped_sms
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Backend, Op, Plan, ranges
 from shardroute.planner.simulator import TaskGraph
+from shardroute.planner.wires import MOST_CHANNELS, channels_of, is_credit, wires_of
 from shardroute.topologies.calibrations import Calibration
+from shardroute.topologies.machines import Machine
+from shardroute.topologies.topologies import Topology
 
 Floats = NDArray[np.float64]
 Pairs = tuple[Ints, Ints]  # who waits, for what
@@ -26,6 +30,7 @@ Pairs = tuple[Ints, Ints]  # who waits, for what
 # Strategies that say what a system of others does, by the first words of their names. These systems send without our transports,
 # each call on a stream of its own: NCCL M2N puts from kernels of its own, and NeMo RL broadcasts.
 SYSTEMS: Final = frozenset({"gather-broadcast", "hybrid", "m2n-pack", "m2n-window"})
+_FEWEST_SMS: Final = 132  # of the machines whose numbers ship: what H100 and H200 have
 
 
 class Kind(IntEnum):
@@ -69,24 +74,35 @@ def in_groups(plan: Plan, calibration: Calibration) -> NDArray[np.bool_]:
     return np.asarray((steps.backend == Backend.NCCL) & (of_ranks | ((steps.op == Op.COPY) & (steps.src != steps.dst))))
 
 
+def group_law(plan: Plan, topology: Topology, machine: Machine, calibration: Calibration) -> ChannelLaw | None:
+    """The law of the plan's messages on a machine of the topology, whose wires share its SMs; None without [p2p]."""
+    grouped = in_groups(plan, calibration)
+    if not grouped.any():
+        return channel_law(machine, calibration)
+    wires = np.unique(wires_of(plan.steps.lane[grouped])).tolist()
+    n_sms = min(shipped_sms(part.name) or _FEWEST_SMS for part, _ in topology.parts)
+    data = [n for wire, n in zip(wires, channels_of(wires, n_sms), strict=True) if not is_credit(wire)]
+    return channel_law(machine, calibration, min(data, default=MOST_CHANNELS))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
     """Each task's part on each rank that takes part in it, ordered by task, then rank; `group` is that of the rank in the task's
-    round, -1 where it has none. `rank` and `round` of each group come behind.
+    round on its wire, -1 for a task that goes in none. The number of each group's stream, one a rank and wire, and its round come
+    behind.
     """
 
     task: Ints
     rank: Ints
     group: Ints
     is_member: NDArray[np.bool_]
-    is_local: NDArray[np.bool_]
-    group_rank: Ints
-    group_round: Ints
+    stream: Ints
+    round: Ints
 
     @property
     def n_groups(self) -> int:
-        """Groups of all ranks, those of a rank one after the other."""
-        return len(self.group_rank)
+        """Groups of all ranks, those of a stream one after the other, by rounds."""
+        return len(self.stream)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +139,7 @@ def with_groups(
     pairs = [*_bounds(parts, nodes, unpacking), *_waits(graph, grouped[step], plan, step, parts, nodes)]
     kind = np.repeat([Kind.ALONE, Kind.BEGIN, Kind.END, Kind.UNPACK], [n, parts.n_groups, parts.n_groups, len(unpacking)])
     kind[:n] = np.where(grouped[step], Kind.MEMBER, Kind.ALONE)
-    order = np.lexsort((kind, np.concatenate([rounds, *[parts.group_round] * 2, parts.group_round[unpacking]])))
+    order = np.lexsort((kind, np.concatenate([rounds, *[parts.round] * 2, parts.round[unpacking]])))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     delay_s = np.concatenate([graph.delay_s, packed_s, np.zeros(parts.n_groups), unpacked_s[unpacking]])
@@ -137,17 +153,15 @@ def _parts(plan: Plan, step: Ints, rounds: Ints, grouped: NDArray[np.bool_]) -> 
     """Who takes part in what, in which group."""
     of_step, rank = _ranks_of(plan)
     row, task = ranges(np.searchsorted(of_step, np.arange(len(plan.steps) + 1)), step)
+    wires, wire = np.unique(wires_of(plan.steps.lane), return_inverse=True)
     n_rounds = int(rounds.max(initial=0)) + 1
-    key = rank[row] * n_rounds + rounds[task]
-    # Copies within a rank hold up its group; what it computes doesn't.
-    local = (plan.steps.op == Op.COPY) & (plan.steps.src == plan.steps.dst)
-    is_member, is_local = grouped[step[task]], local[step[task]]
-    groups = np.unique(key[is_member | is_local])
-    found = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
-    group_rank, group_round = np.divmod(groups, n_rounds)
-    return _Parts(
-        task, rank[row], np.where(groups[found] == key, found, -1), is_member, is_local, group_rank, group_round
-    )
+    key = (rank[row] * len(wires) + wire[step[task]]) * n_rounds + rounds[task]
+    is_member = grouped[step[task]]
+    groups, of_member = np.unique(key[is_member], return_inverse=True)
+    group = np.full(len(key), -1)
+    group[is_member] = of_member
+    stream, group_round = np.divmod(groups, n_rounds)
+    return _Parts(task, rank[row], group, is_member, stream, group_round)
 
 
 def _group_of(parts: _Parts, step: Ints, side: NDArray[np.integer], sent: Ints) -> Ints:
@@ -158,17 +172,15 @@ def _group_of(parts: _Parts, step: Ints, side: NDArray[np.integer], sent: Ints) 
 
 
 def _bounds(parts: _Parts, nodes: _Nodes, unpacking: Ints) -> list[Pairs]:
-    """What groups wait for beside their steps, and what waits for them: members, ends, the next group of the rank, unpacking."""
-    member, local = parts.is_member, parts.is_local
-    of_rank = parts.group_rank
-    again = np.flatnonzero(of_rank[1:] == of_rank[:-1]) + 1
-    next_unpack = np.flatnonzero(of_rank[unpacking[1:]] == of_rank[unpacking[:-1]]) + 1
+    """What groups wait for beside their steps, and what waits for them: members, ends, the stream's next group, unpacking."""
+    member, stream = parts.is_member, parts.stream
+    again = np.flatnonzero(stream[1:] == stream[:-1]) + 1
+    next_unpack = np.flatnonzero(stream[unpacking[1:]] == stream[unpacking[:-1]]) + 1
     return [
         (parts.task[member], nodes.begin[parts.group[member]]),
         (nodes.end[parts.group[member]], parts.task[member]),
         (nodes.end, nodes.begin),
         (nodes.begin[again], nodes.end[again - 1]),
-        (nodes.begin[parts.group[local]], parts.task[local]),
         (nodes.unpack[unpacking], nodes.end[unpacking]),
         (nodes.unpack[unpacking[next_unpack]], nodes.unpack[unpacking[next_unpack - 1]]),
     ]
@@ -216,11 +228,12 @@ def _waits(
     before = step[dep[row]]
     lands = brings & ((plan.steps.op[before] != Op.COPY) | (parts.rank[part] == plan.steps.dst[before]))
     unpack = np.where(lands, nodes.unpack[parts.group[found]], -1)
-    alone, by_end, landed = ~brings, brings & ~waits, unpack >= 0
+    in_turn = waits & brings & (parts.stream[parts.group[part]] == parts.stream[parts.group[found]])  # they are anyway
+    alone, by_end, landed = ~brings, brings & ~in_turn, unpack >= 0
     return [
         (owner[unseen], dep[unseen]),
         (waiter[alone], dep[row][alone]),
-        (waiter[by_end], nodes.end[parts.group[found]][by_end]),  # a member's group follows the earlier ones of its rank
+        (waiter[by_end], nodes.end[parts.group[found]][by_end]),
         (waiter[landed], unpack[landed]),
     ]
 

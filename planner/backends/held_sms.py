@@ -11,10 +11,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardroute.planner.backends.channels import Path, channel_law
+from shardroute.planner.backends.channels import Path
 from shardroute.planner.backends.collective_sms import collective_sms
 from shardroute.planner.backends.collectives import collective_s
 from shardroute.planner.backends.group_steps import COLLECTIVES
+from shardroute.planner.backends.groups import group_law
 from shardroute.planner.backends.links import Links
 from shardroute.planner.backends.rates import load_rates
 from shardroute.planner.backends.tuning import Group
@@ -64,7 +65,7 @@ _Rows = tuple[Column, Column, Column, Column]  # step, GPU, SMs, seconds alone
 
 def _sends(graph: TaskGraph, task_of: Ints, plan: Plan, topology: Topology, calibration: Calibration) -> _Rows:
     """What sends hold: SMs of the rank that sends."""
-    law = channel_law(topology.machine, calibration)
+    law = group_law(plan, topology, topology.machine, calibration)
     steps, n_ranks = plan.steps, plan.problem.n_ranks
     sends = np.flatnonzero((steps.op == Op.COPY) & (steps.backend == Backend.NCCL) & (steps.src != steps.dst))
     if law is None or not len(sends):

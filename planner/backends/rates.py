@@ -144,3 +144,9 @@ def _channels(value: Mapping[str, float]) -> Channels:
 def shipped_channels(machine: str) -> Channels | None:
     """The channels of NCCL's collectives on the machine of that name; None where no rates ship for it, or they don't say."""
     return load_rates(machine).channels if machine in rates_names() else None
+
+
+@cache
+def shipped_sms(machine: str) -> int | None:
+    """The SMs of one GPU of the machine of that name; None where no rates ship for it."""
+    return load_rates(machine).n_sms if machine in rates_names() else None

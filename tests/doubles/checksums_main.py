@@ -33,11 +33,11 @@ class TornPairs(torch_nccl.TorchPairs):
 
     n_messages = 0
 
-    def exchange(self, sends, receives, stream):
-        super().exchange(sends, receives, stream)
+    def exchange(self, sends, receives, wire, stream):
+        super().exchange(sends, receives, wire, stream)
         for pointer, n_bytes, _ in receives:
             TornPairs.n_messages += n_bytes > 1
-            if n_bytes > 1 and f",{self._group.rank()}:{TornPairs.n_messages}," in os.environ["CORRUPT"]:
+            if n_bytes > 1 and f",{self._wires[wire].rank()}:{TornPairs.n_messages}," in os.environ["CORRUPT"]:
                 self._device.view(pointer, n_bytes)[n_bytes // 2] ^= 0x10
 
 

@@ -138,7 +138,7 @@ API int cuDriverGetVersion(int *version) { *version = (int)option("FAKECUDA_VERS
 API int cuDeviceGetCount(int *n) { *n = (int)option("FAKECUDA_DEVICES", 8); return initialised ? OK : NOT_INITIALIZED; }
 API int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < option("FAKECUDA_DEVICES", 8) ? OK : INVALID_DEVICE; }
 API int cuDeviceGetName(char *name, int n, int device) { snprintf(name, n, "CPU double %d", device); return OK; }
-API int cuDeviceGetAttribute(int *value, int what, int device) { (void)what; (void)device; *value = 1; return OK; }
+API int cuDeviceGetAttribute(int *value, int what, int device) { (void)device; *value = what == 16 ? 132 : 1; return OK; } /* multiprocessors */
 API int cuDeviceGetUuid(char *out, int device) { memset(out, 0, 16); out[15] = (char)(device + option("FAKECUDA_FIRST", 0)); return OK; }
 API int cuDeviceTotalMem(size_t *n, int device) { (void)device; *n = (size_t)64 << 30; return OK; }
 API int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(device + 1); return OK; }
@@ -338,9 +338,13 @@ API int cuGraphLaunch(Graph *g, Stream *given) {
   return OK;
 }
 
+/* As in the driver, a plain name is also that of a later version. */
 API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found) {
+  char later[128];
   (void)version; (void)flags;
+  snprintf(later, sizeof later, "%s_v2", name);
   *function = dlsym(RTLD_DEFAULT, name);
+  if (!*function) *function = dlsym(RTLD_DEFAULT, later);
   if (found) *found = *function ? 0 : 1;
   return *function ? OK : NOT_FOUND;
 }

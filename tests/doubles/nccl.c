@@ -7,6 +7,8 @@
  * window at both ends. Bytes go by process_vm_readv and writev, so ranks must be allowed to trace each other (same user).
  * FAKENCCL_CORRUPT=",2:6,1:3," turns a bit in the 6th message that rank 2 receives, or puts, and in rank 1's 3rd; those of a byte
  * don't count.
+ * A group is a kernel that holds an SM for each channel of its communicator (config.maxCTAs, else 32) until it ends; where those of a
+ * rank's kernels are more than the GPU's 132, it fails: on a GPU a kernel may then never start that others wait for.
  * With config.blocking = 0 a call may say ncclInProgress, as the library does. FAKENCCL_VERSION is what ncclGetVersion tells.
  */
 #define _GNU_SOURCE
@@ -27,6 +29,7 @@
 #define MAX_RANKS 64
 #define MAX_WINDOWS 256
 #define MAX_SIGNALS 16
+#define N_SMS 132
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
 
 typedef struct { char text[128]; } UniqueId;
@@ -42,7 +45,7 @@ typedef struct {
   volatile uint64_t signal[MAX_RANKS][MAX_RANKS][MAX_SIGNALS]; /* [destination][source] */
 } Shared;
 typedef struct Comm {
-  int n, rank, n_windows, n_splits, magic;
+  int n, rank, n_windows, n_splits, magic, ctas;
   volatile int error, aborted;
   Shared *shared;
   char name[100], words[256];
@@ -210,10 +213,14 @@ static int attempt(Op *o, int *sends_before, int *receives_before) {
 }
 
 static void run_group(void *given) {
+  static volatile int held;
   Group *g = given;
-  int left = g->n, n_looks = 0;
+  int left = g->n, n_looks = 0, ctas = 0;
   char *done = calloc((size_t)g->n, 1);
   double until = now_s() + timeout_s();
+  for (int i = 0; i < g->n; i++) if (g->ops[i].kind != PUT && g->ops[i].kind != WAIT && g->ops[i].comm->ctas > ctas) ctas = g->ops[i].comm->ctas;
+  int all = __sync_add_and_fetch(&held, ctas);
+  if (all > N_SMS) { fail(g->ops[0].comm, INTERNAL_ERROR, "rank %d: kernels that run at once hold %d SMs of %d", g->ops[0].comm->rank, all, N_SMS); goto end; }
   for (int i = 0; i < g->n; i++) g->ops[i].state = 0; /* a captured group runs again */
   while (left) {
     int moved = 0, sends[MAX_RANKS] = {0}, receives[MAX_RANKS] = {0};
@@ -235,6 +242,7 @@ static void run_group(void *given) {
     }
   }
 end:
+  __sync_sub_and_fetch(&held, ctas);
   free(done);
 }
 
@@ -267,10 +275,14 @@ API int ncclGetUniqueId(UniqueId *id) {
   snprintf(id->text, 90, "/shardroute-nccl-%d-%lld", getpid(), (long long)(now_s() * 1e9));
   return SUCCESS;
 }
-static int open_comm(Comm **out, int n, const char *name, int rank) {
+static int ctas_of(const void *config) {
+  int most = config ? ((const int *)config)[7] : INT32_MIN; /* size_t size; unsigned magic, version; int blocking, cgaClusterSize, minCTAs, maxCTAs */
+  return most > 0 ? most : 32;
+}
+static int open_comm(Comm **out, int n, const char *name, int rank, const void *config) {
   if (n > MAX_RANKS || rank >= n) return fail(NULL, INVALID_ARGUMENT, "rank %d of %d", rank, n);
   Comm *c = calloc(1, sizeof *c);
-  c->n = n; c->rank = rank; c->magic = 0x4e43;
+  c->n = n; c->rank = rank; c->magic = 0x4e43; c->ctas = ctas_of(config);
   snprintf(c->name, sizeof c->name, "%s", name);
   int fd = shm_open(c->name, O_CREAT | O_RDWR, 0600);
   if (fd < 0 || ftruncate(fd, sizeof(Shared))) return fail(NULL, SYSTEM_ERROR, "%s: %s", c->name, strerror(errno));
@@ -281,11 +293,10 @@ static int open_comm(Comm **out, int n, const char *name, int rank) {
   *out = c;
   return code;
 }
-API int ncclCommInitRankConfig(Comm **out, int n, UniqueId id, int rank, void *config) { (void)config; return open_comm(out, n, id.text, rank); }
-API int ncclCommInitRank(Comm **out, int n, UniqueId id, int rank) { return open_comm(out, n, id.text, rank); }
-API int ncclCommInitRankScalable(Comm **out, int n, int rank, int k, UniqueId *id, void *config) { (void)k; (void)config; return open_comm(out, n, id->text, rank); }
+API int ncclCommInitRankConfig(Comm **out, int n, UniqueId id, int rank, void *config) { return open_comm(out, n, id.text, rank, config); }
+API int ncclCommInitRank(Comm **out, int n, UniqueId id, int rank) { return open_comm(out, n, id.text, rank, NULL); }
+API int ncclCommInitRankScalable(Comm **out, int n, int rank, int k, UniqueId *id, void *config) { (void)k; return open_comm(out, n, id->text, rank, config); }
 API int ncclCommSplit(Comm *c, int color, int key, Comm **out, void *config) {
-  (void)config;
   Shared *s = c->shared;
   s->color[c->rank] = color;
   s->key[c->rank] = key;
@@ -298,11 +309,10 @@ API int ncclCommSplit(Comm *c, int color, int key, Comm **out, void *config) {
   snprintf(name, sizeof name, "%.60s-%d-%d", c->name, c->n_splits++, color);
   if (!code) code = line_up(c, &s->arrived, &s->generation); /* all have read before a next split writes */
   *out = NULL;
-  return code || color < 0 ? code : open_comm(out, n, name, rank);
+  return code || color < 0 ? code : open_comm(out, n, name, rank, config);
 }
 /* Those that stay keep their order. Nobody else calls it. */
 API int ncclCommShrink(Comm *c, int *exclude, int n_excluded, Comm **out, void *config, int flags) {
-  (void)config;
   if (!n_excluded || flags) return fail(c, INVALID_ARGUMENT, "a shrink by %d ranks, flags %d", n_excluded, flags);
   if (c->error || c->aborted) return fail(c, INVALID_USAGE, "a shrink of a communicator that has failed");
   int rank = c->rank;
@@ -312,7 +322,7 @@ API int ncclCommShrink(Comm *c, int *exclude, int n_excluded, Comm **out, void *
     rank -= exclude[i] < c->rank;
   }
   snprintf(name, sizeof name, "%.60s-s%d", c->name, c->n_splits++);
-  return open_comm(out, c->n - n_excluded, name, rank);
+  return open_comm(out, c->n - n_excluded, name, rank, config);
 }
 API int ncclCommGetUniqueId(Comm *c, UniqueId *id) {
   memset(id, 0, sizeof *id);
@@ -323,10 +333,10 @@ API int ncclCommGetUniqueId(Comm *c, UniqueId *id) {
 API int ncclCommGrow(Comm *c, int n, UniqueId *id, int rank, Comm **out, void *config) {
   (void)config;
   char name[128];
-  if (!c) return !id || rank < 1 ? fail(NULL, INVALID_ARGUMENT, "who comes needs an id and a rank") : open_comm(out, n, id->text, rank);
+  if (!c) return !id || rank < 1 ? fail(NULL, INVALID_ARGUMENT, "who comes needs an id and a rank") : open_comm(out, n, id->text, rank, NULL);
   if (n <= c->n || rank != -1 || (c->rank == 0) != (id != NULL)) return fail(c, INVALID_ARGUMENT, "rank %d of %d grows to %d", c->rank, c->n, n);
   snprintf(name, sizeof name, "%.60s-g%d", c->name, c->n_splits++);
-  return open_comm(out, n, name, c->rank);
+  return open_comm(out, n, name, c->rank, NULL);
 }
 API int ncclCommFinalize(Comm *c) { (void)c; return SUCCESS; }
 API int ncclCommDestroy(Comm *c) { c->aborted = 1; return SUCCESS; } /* streams may still look at it */
@@ -373,3 +383,8 @@ API int ncclWaitSignal(int n, WaitDesc *given, Comm *c, void *stream) {
   depth--;
   return code || depth ? code : flush();
 }
+
+/* A CUDA build of torch doesn't load without these; nobody calls them. */
+#define UNUSED(name) API int name(void) { return fail(NULL, INVALID_USAGE, #name " is not part of this double"); }
+UNUSED(ncclBcast) UNUSED(ncclCommDeregister) UNUSED(ncclCommInitAll) UNUSED(ncclCommRegister)
+UNUSED(ncclRedOpCreatePreMulSum) UNUSED(ncclRedOpDestroy)
