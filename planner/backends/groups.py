@@ -1,10 +1,10 @@
 """NCCL's groups as tasks: what a rank sends, receives and takes part in within a round of a plan on one wire is a launch.
 
 Rule: what the transports `nccl` and `torch-nccl` do. A rank has a stream for each wire (`planner.wires`), and runs the groups
-of a wire in the order of rounds (`planner.rounds`). A group begins when the one before it has ended, when all that its rank's steps
-wait for is done, and when what they send is packed; so all of its messages begin together, each as soon as the group of its other
-end has begun, too. It ends with the last of them. What came is unpacked behind it, beside the next group. Copies within the rank,
-puts and what a rank computes are no part of a group; they wait for the groups that bring what they need.
+of a wire in the order of rounds (`planner.rounds`). A group begins when the one before it has ended, when all that its rank's
+steps wait for is done, and when what they send is packed; so all of its messages begin together, each as soon as the group of
+its other end has begun, too. It ends with the last of them. What came is unpacked behind it, beside the next group. Copies
+within the rank, puts and what a rank computes are no part of a group; they wait for the groups that bring what they need.
 """
 
 from dataclasses import dataclass

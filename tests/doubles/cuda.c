@@ -25,6 +25,7 @@ typedef struct Stream Stream;
 typedef struct Graph Graph;
 typedef struct Event {
   uint64_t recorded, done; /* generations */
+  pthread_cond_t reached;  /* of zeros it is ready, as are those of streams */
   double at_s;
   Graph *capture; /* in which it was recorded last, and after how many operations of which stream */
   Stream *by;
@@ -43,6 +44,7 @@ typedef struct Op {
 } Op;
 struct Stream {
   pthread_t thread;
+  pthread_cond_t given;
   Op *first, *last;
   uint64_t pushed, ran;
   int ending;
@@ -55,7 +57,7 @@ struct Stream {
 struct Graph { Op *first, *last; Stream *origin; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER; /* of the host, which waits for anything */
 static Stream *streams;
 static Stream default_stream;
 static int initialised, default_started;
@@ -70,11 +72,14 @@ static void *work(void *given) {
   unsigned seed = (unsigned)(uintptr_t)s ^ (unsigned)getpid();
   pthread_mutex_lock(&lock);
   for (;;) {
-    while (!s->first && !s->ending) pthread_cond_wait(&moved, &lock);
+    while (!s->first && !s->ending) pthread_cond_wait(&s->given, &lock);
     if (!s->first) break;
     Op *op = s->first;
-    if (op->kind == WAIT) while (op->event->done < op->generation) pthread_cond_wait(&moved, &lock);
-    if (op->kind == RECORD && op->generation > op->event->done) { op->event->done = op->generation; op->event->at_s = now_s(); }
+    if (op->kind == WAIT) while (op->event->done < op->generation) pthread_cond_wait(&op->event->reached, &lock);
+    if (op->kind == RECORD && op->generation > op->event->done) {
+      op->event->done = op->generation; op->event->at_s = now_s();
+      pthread_cond_broadcast(&op->event->reached);
+    }
     if (op->kind == RUN) {
       pthread_mutex_unlock(&lock);
       if (jitter) usleep(rand_r(&seed) % jitter);
@@ -105,7 +110,7 @@ static void push(Stream *s, Op op) { /* with the lock held, outside of a capture
   if (s->last) s->last->next = o; else s->first = o;
   s->last = o;
   s->pushed++;
-  pthread_cond_broadcast(&moved);
+  pthread_cond_signal(&s->given);
 }
 
 static void put_in_graph(Stream *s, Op op) {
@@ -227,7 +232,7 @@ API int cuStreamCreateWithPriority(Stream **out, unsigned flags, int priority) {
 API int cuStreamDestroy(Stream *s) {
   pthread_mutex_lock(&lock);
   s->ending = 1;
-  pthread_cond_broadcast(&moved);
+  pthread_cond_signal(&s->given);
   pthread_mutex_unlock(&lock);
   return OK; /* its thread ends when it has nothing more to do, and the structure stays */
 }
