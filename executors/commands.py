@@ -20,19 +20,19 @@ from shardroute.executors.run import (
     run_as_rank,
     run_plan,
 )
-from shardroute.planner.check import check
+from shardroute.planner.check import check, checking_us
 from shardroute.planner.cli import app
 from shardroute.planner.cli.calibrate import calibrate_from_files, figure_text, print_fitted
+from shardroute.planner.cli.files import read_plan, write_timeline
 from shardroute.planner.cli.inspect import PlanArgument
+from shardroute.planner.cli.options import about, check_output
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
 from shardroute.planner.cli.program import main
-from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.ring.overlaps import overlap_facts, overlap_of
-from shardroute.planner.timelines import Timeline, save_timeline
+from shardroute.planner.timelines import Timeline
 from shardroute.topologies.calibrations import calibration_to_dict, check_calibration_path, save_calibration
 from shardroute.topologies.errors import InputError, RunError
-from shardroute.topologies.files import check_writable
 from shardroute.topologies.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["main"]
@@ -78,21 +78,24 @@ def run_command(
 
     With processes on this machine, or as one of the ranks that torchrun, srun or mpirun has started; rank 0 then reports.
     """
-    check_transport(transport)
-    check_limits(timeout, 1 if repeats is None else repeats)
+    with about("--transport"):
+        check_transport(transport)
+    with about("--timeout"):
+        check_limits(timeout, 1)
+    with about("--repeats"):
+        check_limits(DEFAULT_TIMEOUT_S, 1 if repeats is None else repeats)
     place = None if spawn else find_place(rank, world_size, rendezvous)
     if place is None and transport != PROCESSES and not spawn:
         raise InputError(
             f"nothing says which rank this process is: --spawn starts all ranks of transport {transport} here; else start this "
             f"with torchrun, srun or mpirun, or give --rank, --world-size and --rendezvous"
         )
-    loaded = load_plan(plan)
+    loaded = read_plan(plan)
     if repeats is None:
         repeats = 1 if loaded.attention is None else _TRIALS
     reports = place is None or place.rank == 0
-    if output is not None and reports:
-        check_writable(output, "the timeline")
-    with progress("checking") as done:
+    check_output(output if reports else None, "the timeline")
+    with progress("checking", checking_us(loaded)) as done:
         check(loaded, progress=done)
     if place is not None:
         result = run_as_rank(
@@ -107,7 +110,7 @@ def run_command(
     if result is None:
         return
     if output is not None:
-        save_timeline(result.timeline, output)
+        write_timeline(result.timeline, output)
     if json:
         print_json(_run_record(result, loaded.digest) | _overlap_record(loaded, result.timeline))
     else:
@@ -192,7 +195,8 @@ def calibrate_command(
     if not here and not files:
         raise InputError("nothing to calibrate from: give logs or timelines, or --here to measure processes on this machine")
     if output is not None:
-        check_calibration_path(output)
+        with about("--output"):
+            check_calibration_path(output)
     if files:
         fitted = calibrate_from_files(files, machine, base, plan)
         calibration = fitted.calibration

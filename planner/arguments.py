@@ -9,7 +9,7 @@ from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.placements import Partial, Placement, Replicate, parse_placement
 from shardroute.planner.problems import Problem, one_tensor
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.units import parse_bandwidth
+from shardroute.topologies.units import parse_rate
 
 
 def tensor_problem(
@@ -126,7 +126,7 @@ def parse_nics(option: str, texts: Sequence[str]) -> dict[int, float]:
         gpus, equals, rate = text.partition("=")
         if not equals:
             raise InputError(f"{option} {text!r}: expected GPUs and what their NICs carry, such as 16-23=200Gb/s")
-        nic_Bps = 0.0 if rate.strip() == "0" else parse_bandwidth(rate.strip())
+        nic_Bps = 0.0 if rate.strip() == "0" else parse_rate(rate.strip())
         named = parse_ranks(option, gpus)
         n_named += len(named)
         if n_named > MAX_RANKS:

@@ -235,8 +235,12 @@ def _first_alike(ptr: Ints, values: Ints, key: Ints) -> Ints:
 def _check_relays(plan: Plan, pairs: Ints) -> None:
     """Each pair, step * n_steps + another step, says that the first relays what the second delivers, for which it must wait."""
     steps = plan.steps
-    waits = np.repeat(np.arange(len(steps)), np.diff(steps.after_ptr)) * len(steps) + steps.after
-    unordered = ~np.isin(pairs, waits)
+    relayers = distinct(pairs // max(len(steps), 1))
+    at, relayer = ranges(steps.after_ptr, relayers)
+    waits = np.sort(relayers[relayer] * len(steps) + steps.after[at])
+    # NumPy's `isin` hashes from 2.3 on, see `distinct`.
+    found = np.searchsorted(waits, pairs)
+    unordered = np.append(waits, -1)[found] != pairs
     if unordered.any():
         step, delivery = divmod(int(pairs[np.argmax(unordered)]), len(steps))
         raise PlanError(f"step {step} relays what step {delivery} delivers, but doesn't wait for it")

@@ -3,7 +3,7 @@
 Rule: columns are made by NumPy, a row group at a time; pyarrow (the extra `parquet`) is imported when a file is written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import BinaryIO, Final
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.plans import Backend, Lane, Op, Plan, lane_of, queue_of
+from shardroute.planner.shares import Told, heard
 from shardroute.planner.step_tables import check_timeline, place_name
 from shardroute.planner.timelines import Timeline
 from shardroute.topologies.errors import InputError
@@ -30,7 +31,7 @@ def check_parquet() -> None:
 
 
 def write_parquet(
-    plan: Plan, timeline: Timeline | None, file: BinaryIO, progress: Callable[[float], None] | None = None
+    plan: Plan, timeline: Timeline | None, file: BinaryIO, progress: Told | None = None
 ) -> None:
     """Write the steps as Parquet (zstd) with the columns of `write_steps`.
 
@@ -69,8 +70,7 @@ def write_parquet(
     schema = pa.schema(list(kinds.items()), metadata={"plan": plan.digest})
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for first in range(0, len(steps), _ROWS):
-            if progress is not None:
-                progress(first / len(steps))
+            heard(progress)(first / len(steps))
             cut = slice(first, min(first + _ROWS, len(steps)))
             after = steps.after[steps.after_ptr[cut.start] : steps.after_ptr[cut.stop]]
             columns = [
@@ -91,6 +91,7 @@ def write_parquet(
             if timeline is not None:
                 columns += [pa.array(timeline.start_s[cut]), pa.array(timeline.end_s[cut])]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    heard(progress)(1.0)
 
 
 def _groups(plan: Plan, group: NDArray[np.int32]) -> tuple[Ints, Ints]:

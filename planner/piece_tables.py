@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardroute.planner.layouts.fragments import Fragments, Ints, Ranks, box_text
 from shardroute.planner.plans import Boxes, Plan, ranges
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.errors import PlanError
 
 # Pairs of a piece and a rank that hold or need, of all classes: 4 bytes each, and some 16 while they are sorted.
@@ -49,10 +50,11 @@ class Members:
 class PieceTables:
     """Pieces of all tensors numbered through, with who holds and who needs each: `held` and `needed`.
 
-    A row is a piece of a class; `column` gives that of each rank, and those that neither side uses share the last.
+    A row is a piece of a class; `column` gives that of each rank, and those that neither side uses share the last. progress is
+    told the share of the classes that is done.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, progress: Told | None = None) -> None:
         problem = plan.problem
         used = np.union1d(problem.source.ranks, problem.target.ranks)
         self.column = np.full(problem.n_ranks, len(used), dtype=np.int64)
@@ -65,7 +67,9 @@ class PieceTables:
         self.class_first = np.cumsum([0, *(len(b.lo) for b in plan.boxes)])
         held, needed, sizes = [], [], [np.zeros(0, np.int64)]
         n_left = MAX_PAIRS
-        for cls, boxes in zip(problem.classes, plan.boxes, strict=True):
+        classes = list(zip(problem.classes, plan.boxes, strict=True))
+        told = parts(progress, [len(c.source) + len(c.target) + len(boxes.lo) for c, boxes in classes])
+        for (cls, boxes), done in zip(classes, told, strict=True):
             name = problem.tensors[int(cls.members[0])].name
             try:
                 check_disjoint(boxes, cls.shape)
@@ -77,6 +81,7 @@ class PieceTables:
                 raise PlanError(f"tensor {name}: {error}") from error
             n_left -= len(held[-1][0]) + len(needed[-1][0])
             sizes.append(boxes.n_elements * cls.itemsize)
+            done(1.0)
         self.held, self.needed = (_members(side, self.class_first, n_columns) for side in (held, needed))
         self.class_bytes = np.concatenate(sizes)
         self.tensor_of = np.repeat(np.arange(len(n_pieces)), n_pieces)

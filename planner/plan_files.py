@@ -30,6 +30,8 @@ from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import WINDOW_BYTES, Boxes, Bundles, Computes, Plan, Steps
 from shardroute.planner.problems import Problem
 from shardroute.planner.ring.workloads import Attention
+from shardroute.planner.shares import Told, parts
+from shardroute.topologies.documents import check_keys
 from shardroute.topologies.errors import InputError, PlanError
 from shardroute.topologies.files import READINGS, written_whole
 from shardroute.topologies.topologies import Topology, topology_from_dict, topology_to_dict
@@ -41,6 +43,9 @@ MAX_UNPACKED_BYTES: Final = 4 * 2**30
 # Columns are stored as they are, and packed they shrink to a third; what unpacks to far more is made to fill memory.
 _MOST_PACKED: Final = 16
 _SMALL_BYTES: Final = 2**26
+
+# The share of reading in loading: of m2n-pack's plan of DeepSeek-V3, 144 MB in 0.56 s; the rest assembles and validates.
+_UNPACKED: Final = 0.5
 
 _HEADER: Final = "header.json"
 _FRAGMENT_COLUMNS: Final = ("rank", "buffer", "offset", "buffer_size", "lo", "hi", "strides")
@@ -176,31 +181,44 @@ def _written(attention: Attention | None) -> list[tuple[str, np.dtype[np.generic
     ]  # fmt: skip
 
 
-def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write the plan; the file appears whole or not at all. Raises InputError where it can't be, or isn't to be, written."""
+def save_plan(plan: Plan, path: str | Path, progress: Told | None = None) -> None:
+    """Write the plan; the file appears whole or not at all. progress is told the share that is written.
+
+    Raises InputError where it can't be, or isn't to be, written.
+    """
     header, columns = plan_parts(plan)
     with written_whole(path, "the plan") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_HEADER, header, zipfile.ZIP_DEFLATED, compresslevel=1)
-        for name, column in columns:
+        for (name, column), done in zip(columns, parts(progress, [column.nbytes for _, column in columns]), strict=True):
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, column, allow_pickle=False)
+            done(1.0)
 
 
-def load_plan(path: str | Path) -> Plan:
-    """Read a plan. Raises InputError when there is no such file, PlanError when it isn't a whole plan of a known schema."""
+def load_plan(path: str | Path, progress: Told | None = None) -> Plan:
+    """Read a plan; progress is told the share that is done. Raises InputError when there is no such file, PlanError when it isn't
+    a whole plan of a known schema.
+    """
+    unpacked, assembled = parts(progress, (_UNPACKED, 1.0 - _UNPACKED))
     with _unreadable(path), zipfile.ZipFile(path) as archive:
         READINGS.info("read %s", path)
         members = _members(archive, path)
         header = archive.read(_HEADER)
-        columns = {name: _read_column(name, archive.read(info)) for name, info in members.items() if name != _HEADER}
+        columns = {}
+        for (name, info), done in zip(members.items(), parts(unpacked, [m.file_size for m in members.values()]), strict=True):
+            if name != _HEADER:
+                columns[name] = _read_column(name, archive.read(info))
+            done(1.0)
     with contradictions(path):
         decoded = _decode_header(header)
         problem, boxes, bundles = _assemble(decoded, columns)
         steps = Steps(*(columns[f"steps.{f}"] for f in Steps.__dataclass_fields__))  # type: ignore[arg-type]
-        return Plan(
+        plan = Plan(
             decoded.strategy, topology_from_dict(decoded.topology), problem, boxes, bundles, steps, *_small_columns(columns),
             *_attention(decoded, columns), decoded.window_bytes,
         )  # fmt: skip
+    assembled(1.0)
+    return plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,7 +347,8 @@ def _members(archive: zipfile.ZipFile, path: str | Path) -> dict[str, zipfile.Zi
 def _decode_header(data: bytes) -> _Header:
     try:
         head = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+        check_keys(data, head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InputError) as error:
         raise PlanError(f"header.json: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise PlanError(f"not a shardroute plan: header.json doesn't say format {FORMAT!r}")

@@ -3,12 +3,17 @@
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.plans import Op, Plan
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import PlanError
+
+# Steps between two shares that are told: some 20 ms.
+_A_SHARE: Final = 1024
 
 
 @dataclass(slots=True)
@@ -22,17 +27,19 @@ class _Written:
     uses: list[int]
 
 
-def check_slots(plan: Plan) -> None:
+def check_slots(plan: Plan, progress: Told = untold) -> None:
     """Reads of a slot must find the piece where the last write put it; writes must wait for all use of what they overwrite.
 
     Steps may write different bytes of one slot independently of each other; the bytes of a step are those from the first of its
-    bundle to the last.
+    bundle to the last. progress is told the share of the steps that is done.
     """
     steps = plan.steps
     staged = np.flatnonzero((steps.src_at >= 0) | (steps.dst_at >= 0))
     layouts = _Layouts(plan)
     slots: dict[tuple[int, int], list[_Written]] = defaultdict(list)
-    for step in staged.tolist():
+    for n_done, step in enumerate(staged.tolist()):
+        if n_done % _A_SHARE == 0:
+            progress(n_done / len(staged))
         after = set(steps.after[steps.after_ptr[step] : steps.after_ptr[step + 1]].tolist())
         bundle, src, src_at, dst_at = (int(c[step]) for c in (steps.bundle, steps.src, steps.src_at, steps.dst_at))
         lo, hi = layouts.span(bundle)

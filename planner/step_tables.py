@@ -5,12 +5,13 @@ Rule: rows are made some thousand at a time, so that a plan of millions of steps
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO, Final
 
 import numpy as np
 
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Lane, Op, Plan, lane_of, queue_of
+from shardroute.planner.shares import Told, heard
 from shardroute.planner.timelines import Timeline
 from shardroute.topologies.errors import InputError
 
@@ -23,7 +24,7 @@ _PLACES: Final[Mapping[int, str]] = {SOURCE: "source", TARGET: "target"}
 
 
 def write_steps(
-    plan: Plan, timeline: Timeline | None, file: BinaryIO, progress: Callable[[float], None] | None = None
+    plan: Plan, timeline: Timeline | None, file: BinaryIO, progress: Told | None = None
 ) -> None:
     """Write the steps as CSV (RFC 4180, UTF-8) with a line of column names.
 
@@ -35,10 +36,11 @@ def write_steps(
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text)
     writer.writerow([*COLUMNS, *(TIME_COLUMNS if timeline is not None else ())])
+    done = heard(progress)
     for first in range(0, len(plan.steps), _ROWS):
-        if progress is not None:
-            progress(first / len(plan.steps))
+        done(first / len(plan.steps))
         writer.writerows(_rows(plan, timeline, first, min(first + _ROWS, len(plan.steps))))
+    done(1.0)
     text.detach()
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.file_kinds import mistaken
+from shardroute.planner.shares import Told, parts
+from shardroute.topologies.documents import check_keys
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file, write_file
 
@@ -82,26 +84,41 @@ class Timeline:
         return float(self.end_s.max(initial=0.0))
 
 
-def save_timeline(timeline: Timeline, path: str | Path) -> None:
-    """Write the timeline as JSON."""
+def save_timeline(timeline: Timeline, path: str | Path, progress: Told | None = None) -> None:
+    """Write the timeline as JSON; progress is told the share that is done."""
+    listed, encoded, written = parts(progress, (1, 3, 1))
     file = _File(
         FORMAT, SCHEMA, timeline.kind, timeline.digest, timeline.source,
         timeline.start_s.tolist(), timeline.end_s.tolist(), timeline.verified,
     )  # fmt: skip
-    write_file(path, msgspec.json.encode(file) + b"\n", "the timeline")
+    listed(1.0)
+    data = msgspec.json.encode(file) + b"\n"
+    encoded(1.0)
+    write_file(path, data, "the timeline")
+    written(1.0)
 
 
-def load_timeline(path: str | Path) -> Timeline:
-    """Read a timeline that `simulate -o` or `run -o` wrote. Raises InputError for anything else."""
+def load_timeline(path: str | Path, progress: Told | None = None) -> Timeline:
+    """Read a timeline that `simulate -o` or `run -o` wrote; progress is told the share that is done.
+
+    Raises InputError for anything else.
+    """
+    read, decoded, checked, made = parts(progress, (1, 4, 4, 2))
     if not os.path.isfile(path):  # False, too, for names that no file can have
         none = f"no timeline file {path}; `shardroute simulate PLAN -o {path}` or `run PLAN -o {path}` writes one"
         raise InputError(mistaken(path, "a timeline") or none)
     data = read_file(path, MAX_BYTES)
+    read(1.0)
     try:
         file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, RecursionError) as error:
+        decoded(1.0)
+        check_keys(data, file)
+        checked(1.0)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InputError) as error:
         damaged = f"{path}: not a shardroute timeline, or cut short ({error})"
         raise InputError(mistaken(path, "a timeline") or damaged) from error
     if file.format != FORMAT or file.schema != SCHEMA:
         raise InputError(f"{path}: says {file.format!r} schema {file.schema}; expected {FORMAT!r} schema {SCHEMA}")
-    return Timeline(file.kind, file.digest, file.source, np.array(file.start_s), np.array(file.end_s), file.verified)
+    found = Timeline(file.kind, file.digest, file.source, np.array(file.start_s), np.array(file.end_s), file.verified)
+    made(1.0)
+    return found

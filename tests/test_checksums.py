@@ -84,12 +84,12 @@ def test_equal_checksums_accuse_nobody_and_the_first_hop_that_differs_is_named(m
     assert first_wrong(rows, sent, sent) == NONE
     for row in np.flatnonzero(rows.lands).tolist():
         kept = sent.copy()
-        kept[row] ^= 1
+        kept[row] ^= np.uint64(1)
         assert first_wrong(rows, sent, kept) == row
         assert f"isn't what rank {rows.rank[row]} sent" in describe_wrong(plan, rows, row)
     for row in np.flatnonzero(rows.before != NONE).tolist():
         changed = sent.copy()
-        changed[row] ^= 1
+        changed[row] ^= np.uint64(1)
         found = first_wrong(rows, changed, changed)
         assert rows.step[found] <= rows.step[row]
         assert first_wrong(rows, changed, changed, int(rows.rank[row])) != NONE

@@ -298,6 +298,24 @@ def test_an_operation_that_makes_no_sense_is_refused(change: dict[str, object], 
         Operation(**{**valid, **change})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("n_ranks", "caution"),
+    [
+        (64, ""),
+        (8, ""),
+        (72, "all-reduce over 72 ranks in 1 NVLink domain was never measured: the most is 64 ranks in 1 domain"),
+        (256, "all-reduce over 256 ranks in 4 NVLink domains was never measured: "
+              "all that was is inside one domain, up to 64 ranks"),
+    ],
+)  # fmt: skip
+def test_a_time_read_off_curves_of_smaller_groups_comes_with_a_caution(n_ranks: int, caution: str) -> None:
+    nccl = options(operation(Collective.ALL_REDUCE, 64 * MiB, n_ranks), setting())[0]
+
+    assert nccl.reason.startswith("measured on 64 ranks" if n_ranks > 8 else "measured on 8 ranks")
+    assert nccl.caution == caution
+    assert nccl.reason.endswith(f"; caution: {caution}" if caution else "NVLS Simple")
+
+
 def test_one_rank_alone_has_nothing_to_choose() -> None:
     with pytest.raises(InputError, match="at least 2 ranks"):
         operation(Collective.ALL_REDUCE, 8, 1)

@@ -15,7 +15,7 @@ NEEDS = {"nccl": ("cuda", "nccl"), "nccl-put": ("cuda", "nccl"), "nvshmem": ("cu
 @pytest.mark.conformance
 @pytest.mark.parametrize("transport", NEEDS)
 def test_outputs_and_gradients_equal_one_devices_whatever_order_streams_run_in(transport: str, tmp_path: Path) -> None:
-    need(*NEEDS[transport])
+    need("torch", *NEEDS[transport])
 
     done = run_over_doubles(str(MAIN), str(tmp_path), transport, FAKECUDA_JITTER_US="200", FAKENVSHMEM_DOMAIN="2")
 

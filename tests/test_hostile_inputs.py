@@ -16,6 +16,7 @@ from shardroute.planner.exchange import load_layout
 from shardroute.planner.importers import layout_of_command, read_settings
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.ring.workloads import Attention
+from shardroute.planner.timelines import load_timeline
 from shardroute.planner.validation.attention_calls import read_calls
 from shardroute.topologies.errors import InputError, PlanError
 from shardroute.topologies.importers import expand_hosts
@@ -100,6 +101,18 @@ def test_a_plan_that_unpacks_to_a_thousand_times_its_size_is_not_unpacked(tmp_pa
         archive.writestr("header.json", b" " * 100_000_000)
 
     with soon(), pytest.raises(PlanError, match=r"unpacks from \d+ bytes to 100000000; this is not a plan that shardroute wrote"):
+        load_plan(tmp_path / "a.plan")
+
+
+def test_text_that_is_no_utf_8_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    broken = b'{"format": "shardroute-\x83", "schema": 1}'  # which msgspec 0.22 doesn't call a mistake of JSON
+    (tmp_path / "a.json").write_bytes(broken)
+    with zipfile.ZipFile(tmp_path / "a.plan", "w") as archive:
+        archive.writestr("header.json", broken)
+
+    with pytest.raises(InputError, match=r"a\.json: not a shardroute timeline"):
+        load_timeline(tmp_path / "a.json")
+    with pytest.raises(PlanError, match=r"a\.plan: .*header\.json: "):
         load_plan(tmp_path / "a.plan")
 
 

@@ -9,10 +9,11 @@ from hand_plans import relay_chain
 from shardroute.planner.backends.collectives import Collective, Group, collective_s
 from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.placements import Replicate, Shard
-from shardroute.planner.plans import Backend
+from shardroute.planner.plans import Backend, lane_of, queue_of, queued
 from shardroute.planner.problems import one_tensor
 from shardroute.planner.routing.strategies import make_plan
 from shardroute.planner.simulator.refit import predict
+from shardroute.planner.wires import QUEUES
 from shardroute.topologies.calibrations import default_calibration, nominal_calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import load_machine
@@ -57,8 +58,8 @@ def test_one_copy_inside_a_domain_goes_by_nvlink() -> None:
 def test_two_copies_from_one_nic_share_it() -> None:
     found = copies((0, [8, 16]), 10 * MB, 24)
 
-    # Both are of one group: a launch for the two of them, and the second message's own cost.
-    start_s = LAUNCH_S + COSTS.message_s + COSTS.nic.latency_s
+    # Each has a queue, and so a launch, of its own.
+    start_s = LAUNCH_S + COSTS.nic.latency_s
     assert found.predicted_s == pytest.approx(start_s + 20 * MB / NIC_Bps)
     assert found.resources[0].name == "NIC out of GPU 0"
     assert found.resources[0].n_bytes == 20 * MB
@@ -112,14 +113,16 @@ def test_what_a_rank_sends_and_receives_in_one_round_goes_in_one_group_and_puts_
     shape = (16, 16, 64)
     sides = [place(shape, Mesh.of({"x": 16}, ranks), [Shard(dim)]) for ranks, dim in ((range(16), 0), (range(16, 32), 1))]
     plan = make_plan(one_tensor(shape, "u8", *sides), build_topology(H100, None, 32), "direct")
-    steps = replace(plan.steps, backend=np.full_like(plan.steps.backend, backend))
+    # Queues of one wire: what a rank has of them in a round goes as one group.
+    lane = queued(lane_of(plan.steps.lane), queue_of(plan.steps.lane) % 4 * QUEUES)
+    steps = replace(plan.steps, backend=np.full_like(plan.steps.backend, backend), lane=lane)
     costs = [replace(COSTS, message_s=message_s, figures=()) for message_s in (0.0, 1e-3)]
 
     free, costly = (predict(replace(plan, steps=steps), cost).predicted_s for cost in costs)
 
     # Each of 16 ranks sends to 16 others, one message of each queue a round: as many as there are queues go together.
-    rounds = len(plan.steps) // 16 / len(np.unique(plan.steps.lane))
-    further = len(np.unique(plan.steps.lane)) - 1
+    rounds = len(steps) // 16 / len(np.unique(steps.lane))
+    further = len(np.unique(steps.lane)) - 1
     expected = rounds * further * 1e-3 if backend is Backend.NCCL else 0.0
     assert costly - free == pytest.approx(expected, rel=0.05)
 
@@ -165,9 +168,9 @@ def test_what_lies_in_several_runs_is_packed_and_unpacked_through_memory() -> No
 
     found = predict(plan, COSTS)
 
-    # Columns of the source are packed, those of both before either leaves; they lie in one run at their destination. Both leave
-    # by one NIC.
-    start_s = LAUNCH_S + COSTS.message_s + COSTS.nic.latency_s + 10 * MB / COPY_Bps
+    # Columns of the source are packed, those of each in its own queue; they lie in one run at their destination. Both leave by
+    # one NIC.
+    start_s = LAUNCH_S + COSTS.nic.latency_s + 5 * MB / COPY_Bps
     assert found.predicted_s == pytest.approx(start_s + 10 * MB / NIC_Bps)
 
 

@@ -413,10 +413,10 @@ def test_free_memory_is_a_sane_number() -> None:
     ("options", "message"),
     [
         ({"transport": "pigeon"}, "transport 'pigeon' is not known; expected one of processes"),
-        ({"repeats": 0}, "expected 1 to 10000 repeats"),
-        ({"repeats": 2**63}, "expected 1 to 10000 repeats"),
-        ({"timeout_s": math.nan}, r"a timeout above 0 s, up to 1e\+09 s, found 1 and nan"),
-        ({"timeout_s": 0.0}, "timeout above 0 s"),
+        ({"repeats": 0}, "repeats: expected 1 to 10000, found 0"),
+        ({"repeats": 2**63}, f"repeats: expected 1 to 10000, found {2**63}"),
+        ({"timeout_s": math.nan}, r"timeout: expected seconds above 0, up to 1e\+09, found nan"),
+        ({"timeout_s": 0.0}, "timeout: expected seconds above 0"),
     ],
 )
 def test_impossible_options_are_refused(options: "dict[str, str]", message: str) -> None:

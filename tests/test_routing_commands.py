@@ -344,4 +344,4 @@ def test_show_tells_a_ranks_own_part(cli, planned) -> None:
 
 
 def test_show_refuses_a_rank_that_the_plan_lacks(cli, planned) -> None:
-    assert cli("show", planned, "--rank", "24")[2] == "error: rank 24: the plan has ranks 0 to 23\n"
+    assert cli("show", planned, "--rank", "24")[2] == "error: --rank 24: the plan has ranks 0 to 23\n"

@@ -17,7 +17,7 @@ import pytest
 from shardroute.executors.cli import main
 from shardroute.planner.check import check
 from shardroute.planner.cli import app, output
-from shardroute.planner.cli.output import Speech, part, progress, say, speak, tell
+from shardroute.planner.cli.output import Speech, progress, say, speak, tell
 from shardroute.planner.cli.program import let_speak
 from shardroute.planner.plan_files import load_plan
 from shardroute.planner.reporting.contest_pictures import what_ifs
@@ -26,6 +26,7 @@ from shardroute.planner.routing.auto import choose
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.replans import replan
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
+from shardroute.planner.shares import part
 from shardroute.planner.step_tables import write_steps
 from shardroute.planner.studies import Case, study_rows
 from shardroute.topologies import default_calibration
@@ -97,6 +98,19 @@ def test_what_is_printed_fits_80_columns_and_loses_no_figure(cli, here, monkeypa
     assert code == 0
     # Flags are one line, to be copied.
     assert [line for line in narrow.splitlines() if len(line) > 80 and "--xla_gpu" not in line] == []
+    assert "…" not in narrow
+    assert set(FIGURE.findall("\n".join(_without_times(wide)))) <= set(FIGURE.findall(narrow))
+
+
+@pytest.mark.parametrize("command", [TABLES[3], TABLES[13], TABLES[15], TABLES[18]], ids=" ".join)
+def test_a_table_that_does_not_fit_60_columns_becomes_lists_with_every_figure(cli, here, monkeypatch, command) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    code, narrow, _ = cli(*command)
+    monkeypatch.setenv("COLUMNS", "400")
+    _, wide, _ = cli(*command)
+
+    assert code == 0
+    assert [line for line in narrow.splitlines() if len(line) > 60 and "--xla_gpu" not in line] == []
     assert "…" not in narrow
     assert set(FIGURE.findall("\n".join(_without_times(wide)))) <= set(FIGURE.findall(narrow))
 
@@ -222,6 +236,21 @@ def test_no_color_is_honoured_on_a_terminal(folder) -> None:
 
     assert "nominal rates" in said
     assert COLOUR.search(said) is None
+
+
+def test_no_color_leaves_bold_and_a_dumb_terminal_takes_no_escape(monkeypatch) -> None:
+    said = {}
+    for name, settings in (("NO_COLOR", {"NO_COLOR": "1", "TERM": "xterm"}), ("TERM", {"TERM": "dumb"})):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        for key, value in settings.items():
+            monkeypatch.setenv(key, value)
+        text = io.StringIO()
+        monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys, "stderr", text)
+        say("careful", style="bold red")
+        said[name] = text.getvalue()
+
+    assert said == {"NO_COLOR": "\x1b[1mcareful\x1b[0m\n", "TERM": "careful\n"}
 
 
 def test_without_a_terminal_there_is_neither_a_bar_nor_an_escape(cli, here, monkeypatch) -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeVar, get_args
@@ -87,11 +88,36 @@ def toml_value(value: str | int | float) -> str:
 
 
 def decode_json(data: bytes, where: str) -> object:
-    """Return the JSON as plain data; InputError, led by `where`, if it is none, or nested too deeply to read."""
+    """Return the JSON as plain data; InputError, led by `where`, if it is none, holds a key twice, or is nested too deeply."""
     try:
-        return msgspec.json.decode(data)
+        found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{where}: expected JSON ({error})") from None
+    try:
+        check_keys(data, found)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return found
+
+
+def check_keys(data: bytes, decoded: object) -> None:
+    """Raise InputError when an object of the JSON text holds a key twice, of which `decoded`, read by msgspec, has the last.
+
+    What comes out as it went in, as what msgspec wrote does, holds none twice; only other texts are read once more.
+    """
+    if msgspec.json.encode(decoded) != data.rstrip():
+        with suppress(RecursionError):  # msgspec reads what is nested a little deeper
+            json.loads(data, object_pairs_hook=unique_keys)
+
+
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The object of these keys and values, as json's `object_pairs_hook`. Raises InputError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise InputError(f"key {twice!r} stands twice in one object; keep one of the two")
+    return found
 
 
 def convert(data: object, kind: type[_S], where: str) -> _S:

@@ -24,6 +24,7 @@ from shardroute.topologies.documents import (
 )
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure, Quantity, check_figures, read_figure
+from shardroute.topologies.units import MAX_RATE_Bps, format_bandwidth
 
 __all__ = [
     "Figure",
@@ -272,6 +273,9 @@ def _check_gpu_machine(machine: Machine) -> None:
         if not math.isfinite(value) or value < least or value == 0:
             bound = f"{least} or more" if least else "above 0"
             raise InputError(f"machine {machine.name}: {key}: expected a number {bound}, found {value!r}")
+        if QUANTITIES[key] is Quantity.BANDWIDTH and value > MAX_RATE_Bps:
+            most = format_bandwidth(MAX_RATE_Bps)
+            raise InputError(f"machine {machine.name}: {key}: expected at most {most}, found {format_bandwidth(value)}")
 
 
 def _check_cpu_machine(machine: Machine) -> None:

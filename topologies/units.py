@@ -49,6 +49,8 @@ _OPERATION_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
 _TOKEN_UNITS: Final[Mapping[str, Fraction]] = MappingProxyType(
     {"": Fraction(1), "k": Fraction(2**10), "K": Fraction(2**10), "M": Fraction(2**20)}
 )
+# A thousand times what NVLink 5 gives a GPU one way (900 GB/s).
+MAX_RATE_Bps: Final = 1e15
 # Byte counts are stored in int64 columns.
 _MAX_BYTES: Final = 2**63 - 1
 
@@ -64,6 +66,14 @@ def parse_bandwidth(text: str) -> float:
     return _finite_float(
         _parse(text, "a bandwidth", _BANDWIDTH_UNITS, "'400 Gb/s', '450 GB/s' or '12 GiB/s'"), text
     )
+
+
+def parse_rate(text: str) -> float:
+    """Return bytes per second as parse_bandwidth does, of a link: 0, or from 1 B/s to MAX_RATE_Bps. Else InputError."""
+    rate_Bps = parse_bandwidth(text)
+    if rate_Bps and not 1 <= rate_Bps <= MAX_RATE_Bps:
+        raise InputError(f"{text!r} is no rate of a link; expected {format_bandwidth(1)} to {format_bandwidth(MAX_RATE_Bps)}")
+    return rate_Bps
 
 
 def parse_bytes(text: str) -> int:

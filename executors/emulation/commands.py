@@ -20,27 +20,26 @@ from shardroute.executors.emulation.namespaces import Namespaces
 from shardroute.executors.emulation.ping_pong import calibrate_emulated
 from shardroute.executors.emulation.report import print_emulated
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
-from shardroute.planner.check import check
+from shardroute.planner.check import check, checking_us
 from shardroute.planner.cli import app
 from shardroute.planner.cli.calibrate import figure_text
+from shardroute.planner.cli.files import read_plan, write_timeline
+from shardroute.planner.cli.options import about, check_output
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress
+from shardroute.planner.cli.plan import calibration_for
 from shardroute.planner.cli.predict import print_comparison
 from shardroute.planner.cli.validate import EMULATION
 from shardroute.planner.compare import compare
-from shardroute.planner.plan_files import load_plan
 from shardroute.planner.simulator.refit import predict
-from shardroute.planner.timelines import save_timeline
 from shardroute.topologies.calibrations import (
     Calibration,
     calibration_to_dict,
     check_calibration_path,
-    load_calibration,
     save_calibration,
 )
 from shardroute.topologies.errors import InputError, RunError
-from shardroute.topologies.files import check_writable
 from shardroute.topologies.topologies import Topology, build_topology
-from shardroute.topologies.units import format_bandwidth, parse_bandwidth
+from shardroute.topologies.units import format_bandwidth, parse_rate
 
 EMULATION.append(print_emulated)
 
@@ -96,7 +95,10 @@ def emulate_command(
     A plan on it, predicted and measured:
       shardroute emulate e.plan
     """
-    check_limits(timeout, repeats)
+    with about("--timeout"):
+        check_limits(timeout, 1)
+    with about("--repeats"):
+        check_limits(DEFAULT_TIMEOUT_S, repeats)
     own = (
         ("--domains", domains, _DOMAINS), ("--gpus", gpus, _GPUS), ("--nvlink", nvlink, _NVLINK), ("--nic", nic, _NIC),
         ("--write", write, None),
@@ -108,11 +110,16 @@ def emulate_command(
         return
     if calibration is not None or output is not None or repeats != 1:
         raise InputError("--calibration, --output and --repeats go with PLAN; without one, --write FOLDER keeps what is measured")
-    machine = emulated_machine(gpus, parse_bandwidth(nvlink), parse_bandwidth(nic))
+    if gpus < 1:
+        raise InputError(f"--gpus {gpus}: an NVLink domain has 1 GPU or more")
+    machine = emulated_machine(gpus, _rate_of("--nvlink", nvlink), _rate_of("--nic", nic))
+    with about("--domains"):
+        topology = build_topology(machine, domains)
     if write is not None:
-        check_machine_path(str(Path(write) / _MACHINE_FILE))
-        check_calibration_path(Path(write) / _CALIBRATION_FILE)
-    found = _measure(build_topology(machine, domains), timeout, namespaces=namespaces)
+        with about("--write"):
+            check_machine_path(str(Path(write) / _MACHINE_FILE))
+            check_calibration_path(Path(write) / _CALIBRATION_FILE)
+    found = _measure(topology, timeout, namespaces=namespaces)
     if write is not None:
         save_machine(machine, str(Path(write) / _MACHINE_FILE))
         save_calibration(found, Path(write) / _CALIBRATION_FILE)
@@ -123,6 +130,14 @@ def emulate_command(
     print_facts(found.figures[-1].source, [] if write is None else [("written to", write)])
 
 
+def _rate_of(option: str, text: str) -> float:
+    with about(option):
+        rate_Bps = parse_rate(text)
+    if not rate_Bps:
+        raise InputError(f"{option} {text!r}: expected a rate above 0, such as 400MB/s")
+    return rate_Bps
+
+
 def _measure(topology: Topology, timeout_s: float, *, namespaces: bool) -> Calibration:
     with progress("ping-pong") as done, Namespaces(topology) if namespaces else nullcontext() as links:
         return calibrate_emulated(topology, links, timeout_s=timeout_s, progress=done)
@@ -131,13 +146,12 @@ def _measure(topology: Topology, timeout_s: float, *, namespaces: bool) -> Calib
 def _run(
     path: str, calibration: str | None, repeats: int, output: str | None, timeout_s: float, *, namespaces: bool, json: bool
 ) -> None:
-    plan = load_plan(path)
+    plan = read_plan(path)
     check_emulated(plan.topology)
     check_moves(plan)
-    if output is not None:
-        check_writable(output, "the timeline")
-    given = None if calibration is None else load_calibration(calibration)
-    with progress("checking") as done:
+    check_output(output, "the timeline")
+    given = None if calibration is None else calibration_for(plan.topology.machine, calibration)
+    with progress("checking", checking_us(plan)) as done:
         check(plan, progress=done)
     with Namespaces(plan.topology) if namespaces else nullcontext() as links:
         if given is None:
@@ -147,7 +161,7 @@ def _run(
             found = emulate(plan, links=links, timeout_s=timeout_s, repeats=repeats, progress=done)
     comparison = compare(predict(plan, given).timeline, found.timeline)
     if output is not None:
-        save_timeline(found.timeline, output)
+        write_timeline(found.timeline, output)
     if json:
         print_json({**to_builtins(comparison), "trials_s": list(found.trials_s)})
     else:

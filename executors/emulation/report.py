@@ -17,6 +17,8 @@ from shardroute.executors.emulation.validate import (
     cluster,
     validate_emulated,
 )
+from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
+from shardroute.planner.cli.options import about
 from shardroute.planner.cli.output import print_facts, print_json, print_table, progress, stderr
 from shardroute.topologies.calibrations import calibration_to_dict
 from shardroute.topologies.units import format_seconds
@@ -37,8 +39,10 @@ class RowOfRuns(msgspec.Struct, frozen=True):
 
 def print_emulated(*, cases: Sequence[str], namespaces: bool, repeats: int, json: bool) -> None:
     """Run the plans of the cases of these names (none for all) on an emulated cluster, and print them as a table or as JSON; exit
-    1 where goals are missed. Raises InputError for a name that no case has.
+    1 where goals are missed. Raises InputError for a name that no case has, and for repeats that make no sense.
     """
+    with about("--repeats"):
+        check_limits(DEFAULT_TIMEOUT_S, repeats)
     chosen, topology = cases_named(cases), cluster()
     with progress("emulating") as done, Namespaces(topology) if namespaces else nullcontext() as links:
         found = validate_emulated(topology, links=links, cases=chosen, repeats=repeats, progress=lambda share, _what: done(share))

@@ -40,6 +40,10 @@ _POLL_S: Final = 0.05
 # Ranks report a passed deadline themselves; after this much more, for starting and ending too, the caller does it for them.
 _GRACE_S: Final = 10.0
 _PID, _AT_STEP = 0, 1  # rows of what ranks let the caller see
+# Python that becomes mpiexec, after asking Linux to end it (SIGTERM, upon which it ends its ranks) when the caller is killed:
+# prctl(PR_SET_PDEATHSIG, ...) of linux/prctl.h, which holds across exec; the caller may be gone before it is asked.
+_LEASH: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); " \
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"  # fmt: skip
 _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
     "from shardroute.executors.launching.mpiexec import rank_main; sys.exit(rank_main(sys.argv[1]))"  # fmt: skip
 
@@ -62,8 +66,10 @@ class MpiexecSession:
         self._seen[_AT_STEP] = -1
         (self._folder / "request").write_text(f"{n_trials} {timeout_s!r} {int(verify)}")
         with open(self._folder / "errors", "wb") as errors:
+            leash = [sys.executable, "-ISc", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
+            ranks = [sys.executable, "-c", _BOOT, str(self._folder), json.dumps(sys.path)]
             self._process = subprocess.Popen(
-                [launcher, "-n", str(plan.problem.n_ranks), sys.executable, "-c", _BOOT, str(self._folder), json.dumps(sys.path)],
+                [*leash, launcher, "-n", str(plan.problem.n_ranks), *ranks],
                 stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True,
                 env=os.environ | ONE_THREAD,
             )  # fmt: skip

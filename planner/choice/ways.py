@@ -20,6 +20,7 @@ from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine
+from shardroute.topologies.units import format_count
 
 # Published times are met to about this: the channel law is off by up to 11 % on XLA's tables of permutes.
 MODEL_ERROR: Final = 0.15
@@ -58,7 +59,7 @@ class Option:
     """One way: either possible, with its predicted seconds, SMs held and how that was found, or not, with the reason.
 
     n_sms is None where nobody knows how many channels NCCL takes on the machine. `error` is the share of the time by which the
-    prediction may be off.
+    prediction may be off. `caution` says where the group is unlike those that its time was measured on, empty elsewhere.
     """
 
     way: Way
@@ -66,6 +67,7 @@ class Option:
     n_sms: int | None
     reason: str
     error: float = MODEL_ERROR
+    caution: str = ""
 
     @property
     def possible(self) -> bool:
@@ -112,7 +114,9 @@ def _nccl(operation: Operation, setting: Setting) -> Option:
     if operation.op is not Collective.PERMUTE:
         asked = (operation.op, operation.n_bytes, group, setting.machine, setting.calibration)
         seconds, how = collective_s(*asked)
-        return Option(Way.NCCL, seconds, collective_sms(*asked, shipped_channels(setting.machine.name)), how)
+        caution = _caution(operation.op, group, setting.calibration) if how.startswith("measured") else ""
+        n_sms = collective_sms(*asked, shipped_channels(setting.machine.name))
+        return Option(Way.NCCL, seconds, n_sms, how + (f"; caution: {caution}" if caution else ""), caution=caution)
     n_ranks = _communicator(operation, setting)
     ranks = n_ranks if n_ranks is not None else group.n_ranks
     wide = Group(ranks, max(group.n_domains, -(-ranks // setting.machine.gpus_per_domain)))
@@ -127,6 +131,20 @@ def _nccl(operation: Operation, setting: Setting) -> Option:
     if n_ranks is not None and n_ranks > group.n_ranks:
         how += ": all devices of the program, as XLA before JAX 0.10.0 has it"
     return Option(Way.NCCL, seconds, channels, how)
+
+
+def _caution(op: Collective, group: Group, calibration: Calibration) -> str:
+    """What sets the group apart from all that the calibration has curves of; empty where one is of as many ranks in as many
+    domains at least.
+    """
+    measured = [(curve.n_domains, curve.n_ranks) for curve in calibration.curves if curve.op is op]
+    most_domains, most_ranks = (max(counts) for counts in zip(*measured, strict=True))
+    these = f"{op} over {group.n_ranks:,} ranks in {format_count(group.n_domains, 'NVLink domain')}"
+    if group.n_domains > 1 and most_domains == 1:
+        return f"{these} was never measured: all that was is inside one domain, up to {most_ranks} ranks"
+    if group.n_ranks > most_ranks or group.n_domains > most_domains:
+        return f"{these} was never measured: the most is {most_ranks} ranks in {format_count(most_domains, 'domain')}"
+    return ""
 
 
 def _puts(setting: Setting) -> PutLaw:

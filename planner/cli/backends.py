@@ -5,6 +5,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from shardroute.planner.cli.options import check_known
 from shardroute.planner.plans import Backend, Plan
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind
@@ -22,10 +23,9 @@ BackendsOption = Annotated[
 ]
 
 
-def parse_backend(name: str) -> Backend:
+def parse_backend(option: str, name: str) -> Backend:
     """The backend of that name; InputError, with those that exist, for another."""
-    if name not in BACKENDS:
-        raise InputError(f"backend {name!r} is not known; expected one of {', '.join(BACKENDS)}")
+    check_known(option, name, BACKENDS)
     return BACKENDS[name]
 
 
@@ -35,7 +35,7 @@ def parse_backends(text: str, strategy: str, topology: Topology) -> tuple[Backen
         raise InputError(f"--backends {text}: {topology.machine.name} has no GPUs; leave it out")
     if strategy in _NCCL_ALONE:
         raise InputError(f"--backends {text}: strategy {strategy} is carried by NCCL alone; leave it out")
-    found = tuple(parse_backend(name.strip()) for name in text.split(","))
+    found = tuple(parse_backend("--backends", name.strip()) for name in text.split(","))
     if len(set(found)) < len(found):
         raise InputError(f"--backends {text}: names one twice")
     return found

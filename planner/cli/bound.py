@@ -2,6 +2,7 @@
 
 import msgspec
 
+from shardroute.planner.cli.options import bytes_of
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import (
     CalibrationOption,
@@ -13,9 +14,9 @@ from shardroute.planner.cli.plan import (
 )
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import Asked, with_request_options
-from shardroute.planner.routing.bounds import cuts, demand
-from shardroute.planner.routing.strategies import pieces_of
-from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
+from shardroute.planner.reports import needs_on
+from shardroute.planner.routing.bounds import cuts
+from shardroute.topologies.units import format_bytes, format_seconds
 
 
 class BoundReport(msgspec.Struct, frozen=True):
@@ -47,9 +48,9 @@ def bound_command(
     request = asked.request()
     problem = request.problem
     topology = topology_for(machine, problem.n_ranks, nic)
-    with progress("adding up what must cross"):
-        needs = demand(problem, pieces_of(problem), topology)
-    staging = max_staging is None or parse_bytes(max_staging) > 0
+    with progress("adding up what must cross") as done:
+        needs = needs_on(problem, topology, done)
+    staging = max_staging is None or bytes_of("--max-staging", max_staging) > 0
     found = cuts(needs, topology, calibration_for(topology.machine, calibration), staging=staging)
     report = BoundReport(
         machine=topology.title,

@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
+from shardroute.planner.cli.files import read_plan, read_timeline
+from shardroute.planner.cli.options import about, machine_of
 from shardroute.planner.cli.output import print_facts, print_table, progress, say
 from shardroute.planner.cli.plan import calibration_for
+from shardroute.planner.file_kinds import LOG, reading
 from shardroute.planner.measurements.calibrate import Fitted, calibrate_from_logs
 from shardroute.planner.measurements.timeline_fits import calibrate_from_timelines
-from shardroute.planner.plan_files import load_plan
-from shardroute.planner.timelines import load_timeline
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.figures import Figure
-from shardroute.topologies.machines import MachineKind, parse_machine
+from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.units import format_bandwidth, format_bytes, format_count, format_seconds
 
 
@@ -23,24 +24,25 @@ def calibrate_from_files(files: list[str], machine: str | None, base: str | None
     if timelines:
         if len(timelines) < len(files) or plan is None:
             raise InputError("timelines (.json) are fitted alone, with the plan that ran: --plan FILE")
-        loaded = load_plan(plan)
-        topology_machine = loaded.topology.machine if machine is None else parse_machine(machine)[0]
+        with about("--plan"):
+            loaded = read_plan(plan)
+        topology_machine = loaded.topology.machine if machine is None else machine_of(machine)[0]
+        costs = calibration_for(topology_machine, base, "--base")
+        runs = [(file, read_timeline(file)) for file in timelines]
         with progress("fitting") as done:
-            return calibrate_from_timelines(
-                [(file, load_timeline(file)) for file in timelines], loaded, calibration_for(topology_machine, base), done
-            )
+            return calibrate_from_timelines(runs, loaded, costs, done)
     if machine is None:
         raise InputError("logs don't say which machine they are of; give --machine, for example --machine dgx-h100")
     if plan is not None:
         raise InputError("--plan goes with timelines (.json) that `run -o` wrote; logs of libraries need none")
-    found, _ = parse_machine(machine)
+    found, _ = machine_of(machine)
     if found.kind is not MachineKind.GPU:
-        raise InputError(f"machine {found.name} has no GPUs, which these logs are of; name theirs, or measure it with --here")
-    kept = calibration_for(found, base)
+        raise InputError(f"--machine {found.name} has no GPUs, which these logs are of; name theirs, or measure it with --here")
+    kept = calibration_for(found, base, "--base")
     if kept.nvlink is None:
-        raise InputError(f"base {base}: its costs are of CPUs (machine {kept.machine}); expected those of a GPU machine")
-    with progress("fitting"):
-        return calibrate_from_logs(files, found, kept)
+        raise InputError(f"--base {base}: its costs are of CPUs (machine {kept.machine}); expected those of a GPU machine")
+    with reading(files, LOG), progress("fitting") as done:
+        return calibrate_from_logs(files, found, kept, done)
 
 
 def print_fitted(fitted: Fitted) -> None:

@@ -6,8 +6,10 @@ import msgspec
 import typer
 
 from shardroute.planner.cli.mistakes import Group
+from shardroute.planner.cli.options import about
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
+from shardroute.planner.file_kinds import CONFIG, MACHINE, reading
 from shardroute.planner.layouts import load_model, model_names
 from shardroute.planner.layouts.models import PublishedCount
 from shardroute.topologies.calibrations import calibration_names, calibration_to_dict, load_calibration
@@ -79,7 +81,8 @@ def show_machine(
     json: JsonFlag = False,
 ) -> None:
     """Explain a machine: its figures, measured costs, and the source of each."""
-    machine = load_machine(name)
+    with reading(name, MACHINE):
+        machine = load_machine(name)
     calibration = load_calibration(machine.name) if machine.name in calibration_names() else None
     if json:
         print_json({**machine_to_dict(machine), "calibration": None if calibration is None else calibration_to_dict(calibration)})
@@ -87,7 +90,7 @@ def show_machine(
     unit = f"{machine.gpus_per_unit} GPUs" if machine.kind is MachineKind.GPU else "1 process"
     print_facts(
         machine.title,
-        [("name", machine.name), ("kind", machine.kind.value), ("one unit", f"{unit}: `{machine.name} x 4` has four of them")],
+        [("name", machine.name), ("kind", machine.kind.value), ("one unit", f"{unit}: `{name} x 4` has four of them")],
     )
     if machine.figures:
         rows = [[f.key, f.text, f.source] for f in machine.figures]
@@ -132,7 +135,10 @@ def show_model(
     json: JsonFlag = False,
 ) -> None:
     """List every parameter of a model with its shape and dtype, and check their total against the published count."""
-    model = load_model(name, scale)
+    with reading(name, CONFIG):
+        load_model(name)
+    with about("--scale"):
+        model = load_model(name, scale)
     published = None if model.published is None else model.published.n_parameters
     if json:
         parameters = [ParameterEntry(t.name, list(t.shape), t.dtype, t.n_elements) for t in model.tensors]

@@ -1,7 +1,6 @@
 """`shardroute choose`: what should carry a collective, or each one of an XLA program or a plan, and which rule or margin says
 so."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,36 +8,32 @@ import msgspec
 import typer
 
 from shardroute.planner.choice import (
-    NEWEST,
     RULE_SETS,
     Assigned,
     Choice,
     HloModule,
-    Libraries,
     Operation,
     Setting,
     Verdict,
     Version,
-    choose,
-    operation,
-    permute,
     read_hlo,
     rule_set,
 )
 from shardroute.planner.choice.plan_steps import PlanSteps, plan_steps
-from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.choosing import asked_for, choices_for, libraries_of
+from shardroute.planner.cli.files import read_plan
+from shardroute.planner.cli.options import about, machine_of
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stdout
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.program import app
-from shardroute.planner.plan_files import load_plan
+from shardroute.planner.file_kinds import HLO, reading
 from shardroute.planner.plans import Plan
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.machines import MachineKind, parse_machine
+from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import build_topology
-from shardroute.topologies.units import format_bytes, format_seconds, parse_bytes
+from shardroute.topologies.units import format_bytes, format_seconds
 
-_LIBRARIES = ("nccl", "nvshmem")
 _MOST_NAMES = 3  # of collectives behind flags; --json has all
 
 
@@ -146,12 +141,13 @@ def choose_command(
 
     shardroute choose --op collective-permute --bytes 32MiB --ranks 16 --machine gb200-nvl72 --rules xla-0.8.1
     """
-    found, count = parse_machine(machine)
+    found, count = machine_of(machine)
     if found.kind is not MachineKind.GPU:
-        raise InputError(f"machine {found.name} has no GPUs; there is nothing to choose between")
-    named = None if rules is None else rule_set(rules)
+        raise InputError(f"--machine {found.name} has no GPUs; there is nothing to choose between")
+    with about("--rules"):
+        named = None if rules is None else rule_set(rules)
     setting = Setting(
-        machine=found, calibration=calibration_for(found, calibration), libraries=_libraries(library_version or []), rules=named
+        machine=found, calibration=calibration_for(found, calibration), libraries=libraries_of(library_version or []), rules=named
     )
     sets = RULE_SETS if named is None else (named,)
     asked_too = {"--op": op, "--bytes": n_bytes, "--ranks": ranks, "--pairs": pairs, "--devices": devices, "--dtype": dtype}
@@ -161,81 +157,30 @@ def choose_command(
     if hlo is not None and plan is not None:
         raise InputError("--hlo and --plan don't go together: each says which collectives there are")
     if plan is not None:
-        loaded = load_plan(plan)
-        steps = plan_steps(loaded, devices_per_process)
-        build_topology(found, count, loaded.problem.n_ranks)
-        choices = [choose(each, setting, sets) for each in steps.operations]
-        say_costs(found, setting.calibration)
+        with about("--plan"):
+            loaded = read_plan(plan)
+            steps = plan_steps(loaded, devices_per_process)
+        with about("--machine"):
+            build_topology(found, count, loaded.problem.n_ranks)
+        choices = choices_for(steps.operations, setting, sets, calibration)
         _print_steps(plan, loaded, steps, choices, setting, json)
         return
     if hlo is not None:
-        module = read_hlo(hlo, devices_per_process)
-        build_topology(found, count, max((o.n_devices for o in module.operations), default=1))
-        choices = [choose(each, setting, sets) for each in module.operations]
-        say_costs(found, setting.calibration)
+        with about("--hlo"), reading(hlo, HLO):
+            module = read_hlo(hlo, devices_per_process)
+        with about("--machine"):
+            build_topology(found, count, max((o.n_devices for o in module.operations), default=1))
+        choices = choices_for(module.operations, setting, sets, calibration)
         _print_module(module, choices, setting, json)
         return
-    asked = _asked(op, n_bytes, ranks, pairs, "bf16" if dtype is None else dtype, devices, devices_per_process)
-    build_topology(found, count, asked.n_devices)  # refuses a count of the machine that has too few
-    choice = choose(asked, setting, sets)
-    say_costs(found, setting.calibration)
+    asked = asked_for(op, n_bytes, ranks, pairs, "bf16" if dtype is None else dtype, devices, devices_per_process)
+    with about("--machine"):
+        build_topology(found, count, asked.n_devices)  # refuses a count of the machine that has too few
+    (choice,) = choices_for([asked], setting, sets, calibration)
     if json:
         print_json({**msgspec.to_builtins(choice_row(choice)), "calibration": _costs(setting)})
         return
     _print_choice(choice, setting)
-
-
-def _asked(
-    op: Collective | None,
-    n_bytes: str | None,
-    ranks: int | None,
-    pairs: str | None,
-    dtype: str,
-    devices: int | None,
-    devices_per_process: int,
-) -> Operation:
-    if pairs is not None and op not in (None, Collective.PERMUTE):
-        raise InputError(f"--pairs and --op {op} don't go together: pairs are those of a {Collective.PERMUTE}")
-    if n_bytes is None or (pairs is None and (op is None or ranks is None)):
-        raise InputError("choose what for? give --op, --bytes and --ranks, or --pairs and --bytes, or --hlo FILE, or --plan FILE")
-    if pairs is not None:
-        found = _pairs(pairs)
-        n_devices = max(1 + max(max(pair) for pair in found), ranks or 0) if devices is None else devices
-        return permute(_whole_bytes(n_bytes), found, dtype=dtype, n_devices=n_devices, devices_per_process=devices_per_process)
-    assert op is not None
-    assert ranks is not None
-    return operation(op, _whole_bytes(n_bytes), ranks, dtype=dtype, n_devices=devices, devices_per_process=devices_per_process)
-
-
-def _pairs(text: str) -> tuple[tuple[int, int], ...]:
-    matches = [re.fullmatch(r"\s*(\d{1,6})\s*>\s*(\d{1,6})\s*", item) for item in text.split(",")]
-    found = tuple((int(match[1]), int(match[2])) for match in matches if match is not None)
-    if len(found) < len(matches) or len({s for s, _ in found}) < len(found) or len({t for _, t in found}) < len(found):
-        raise InputError(f"--pairs {text!r}: expected pairs such as 0>1,1>0, with each device a source once and a target once")
-    if all(source == target for source, target in found):
-        raise InputError(f"--pairs {text!r}: nothing goes from one device to another; expected pairs such as 0>1,1>0")
-    return found
-
-
-def _whole_bytes(text: str) -> int:
-    n_bytes = parse_bytes(text)
-    if n_bytes < 1:
-        raise InputError(f"--bytes {text}: expected a size above 0, such as 32MiB")
-    return n_bytes
-
-
-def _libraries(given: list[str]) -> Libraries:
-    versions = {"nccl": NEWEST.nccl, "nvshmem": NEWEST.nvshmem}
-    said: dict[str, str] = {}
-    for text in given:
-        name, _, version = text.partition("=")
-        if name not in _LIBRARIES or not version:
-            raise InputError(f"--library-version {text!r}: expected nccl=VERSION or nvshmem=VERSION, such as nccl=2.29.7")
-        if name in said:
-            raise InputError(f"--library-version gives {name} twice: {said[name]} and {version}")
-        said[name] = version
-        versions[name] = Version.of(version)
-    return Libraries(**versions)
 
 
 def _rule_row(verdict: Verdict) -> RuleRow:

@@ -2,28 +2,29 @@
 
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from shardroute.planner.cli.cautions import say_costs, say_tolerance
-from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress
-from shardroute.planner.cli.plan import CalibrationOption, calibration_for
+from shardroute.planner.cli.files import read_plan, read_timeline
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
+from shardroute.planner.cli.plan import CalibrationOption, calibration_for, costs_file
 from shardroute.planner.cli.program import app
-from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.differences import (
     NumberRow,
     PlanDifference,
     TextRow,
     TimelineDifference,
+    comparing_us,
     difference,
     timeline_difference,
 )
-from shardroute.planner.reports import PlanReport, report
-from shardroute.planner.simulator.refit import predict
-from shardroute.planner.timelines import load_timeline
+from shardroute.planner.reports import PlanReport, report, reporting_us
+from shardroute.planner.shares import Told, parts
+from shardroute.planner.simulator.refit import predict, predicting_us
 from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_bytes, format_count, format_seconds
@@ -49,37 +50,44 @@ def diff_command(
         plan, other = (first, second) if kinds[0] else (second, first)
         raise InputError(f"{plan} is a plan and {other} isn't; give two plans, or two timelines")
     if not kinds[0]:
-        found = timeline_difference(load_timeline(first), load_timeline(second))
+        if calibration is not None:
+            raise InputError("--calibration is for plans, which are predicted anew; a timeline's times are its own, leave it out")
+        found = timeline_difference(read_timeline(first), read_timeline(second))
         if json:
             print_json(found)
         else:
             _print_timelines(found, first, second)
         return
-    plans = [load_plan(path) for path in (first, second)]
-    with progress("predicting") as done:
-        reports = [_report(plan, calibration, part(done, i / 2, (i + 1) / 2)) for i, plan in enumerate(plans)]
-        differs = difference(plans[0], plans[1], reports[0], reports[1])
+    plans = [read_plan(path) for path in (first, second)]
+    weights = [predicting_us(plan) + reporting_us(plan) for plan in plans]
+    weights.append(sum(comparing_us(plan) for plan in plans))
+    with progress("predicting and comparing", sum(weights)) as done:
+        *told, compared = parts(done, weights)
+        reports = [_report(plan, calibration, each) for plan, each in zip(plans, told, strict=True)]
+        differs = difference(plans[0], plans[1], reports[0], reports[1], compared)
     if json:
         print_json(differs)
     else:
         _print_plans(differs, first, second)
 
 
-def _report(plan: Plan, calibration: str | None, done: Callable[[float], None]) -> PlanReport:
+def _report(plan: Plan, calibration: str | None, done: Told) -> PlanReport:
     """The plan in numbers, predicted where the machine has a calibration or one is named."""
     machine = plan.topology.machine
     known = calibration is not None or machine.name in calibration_names()
     costs = calibration_for(machine, calibration if known else "nominal")
     if not known:
-        return report(plan, None, costs)
+        return report(plan, None, costs, progress=done)
+    predicted, reported = parts(done, (predicting_us(plan), reporting_us(plan)))
     try:
-        prediction = say_tolerance(predict(plan, costs, progress=done))
+        prediction = say_tolerance(predict(plan, costs, progress=predicted))
     except InputError:
         if plan.attention is None:
             raise
-        return report(plan, None, costs)  # attention has no costs on this machine; its bytes and steps still compare
+        # Attention has no costs on this machine; its bytes and steps still compare.
+        return report(plan, None, costs, progress=reported)
     say_costs(machine, costs)
-    return report(plan, prediction, costs)
+    return report(plan, prediction, costs, costs_file=costs_file(calibration), progress=reported)
 
 
 def _print_plans(found: PlanDifference, first: str, second: str) -> None:

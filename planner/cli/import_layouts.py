@@ -6,8 +6,10 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from shardroute.planner.cli.options import about
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, say, stdout
 from shardroute.planner.cli.program import app
+from shardroute.planner.file_kinds import RECIPE, SCRIPT, reading
 from shardroute.planner.importers import (
     ImportedLayout,
     known_model,
@@ -73,15 +75,19 @@ def import_layouts(
     colocated = False
     if recipe:
         overrides = [text for text in recipe if "=" in text]
-        refit = refit_of_settings(read_settings([text for text in recipe if "=" not in text], overrides))
+        files = [text for text in recipe if "=" not in text]
+        with reading(files, RECIPE):
+            refit = refit_of_settings(read_settings(files, overrides))
         source, target, colocated = refit.source, refit.target, refit.colocated
     if train is not None:
-        source = layout_of_command(_command(train), gpus, train_framework)
+        with about("--train"):
+            source = layout_of_command(_command(train), gpus, train_framework)
         colocated = False
     elif gpus is not None or train_framework is not None:
         raise InputError("--gpus and --train-framework go with --train; a recipe says its GPUs itself")
     if serve is not None:
-        target = layout_of_command(_command(serve), serve_gpus, serve_framework)
+        with about("--serve"):
+            target = layout_of_command(_command(serve), serve_gpus, serve_framework)
         colocated = False
     elif serve_gpus is not None or serve_framework is not None:
         raise InputError("--serve-gpus and --serve-framework go with --serve; a recipe says its GPUs itself")
@@ -118,4 +124,7 @@ def _imported_side(side: ImportedLayout | None) -> ImportedSide | None:
 
 def _command(text: str) -> str:
     """The command itself, or the text of the script that @FILE names."""
-    return read_text(text[1:], _MAX_SCRIPT_BYTES) if text.startswith("@") else text
+    if not text.startswith("@"):
+        return text
+    with reading(text[1:], SCRIPT):
+        return read_text(text[1:], _MAX_SCRIPT_BYTES)

@@ -9,6 +9,7 @@ import typer
 
 from shardroute.planner.cli.catalogues import machines
 from shardroute.planner.cli.import_hints import NO_OPTION, hinted
+from shardroute.planner.cli.options import about, machine_of
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, say
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file, read_text, write_file
@@ -90,9 +91,9 @@ def import_command(
     )
     inputs = Inputs(
         hosts=_hosts(dumps or [], nvidia_smi or []),
-        names=() if hosts is None else expand_hosts(hosts),
+        names=() if hosts is None else _host_names(hosts),
         hosts_per_domain=domain_hosts,
-        like=None if like is None else load_machine(like),
+        like=None if like is None else machine_of(like, "--like")[0],
         nics=chosen,
     )
     imported = import_machines(inputs, "imported" if output is None else Path(output).stem)
@@ -109,6 +110,11 @@ def import_command(
         sys.stdout.write(machine_to_toml(imported.machines[0].machine))
     else:
         _show(imported, output)
+
+
+def _host_names(text: str) -> tuple[str, ...]:
+    with about("--hosts"):
+        return expand_hosts(text)
 
 
 def _hosts(dumps: list[str], texts: list[str]) -> tuple[Host, ...]:
@@ -128,7 +134,7 @@ def _fabric(ibnetdiscover: str | None, rails: str | None) -> Fabric | None:
 
 
 def _read(path: str, option: str, parse: Callable[[str, str], _Read]) -> _Read:
-    with hinted(path, option):
+    with about(option), hinted(path, option):
         return parse(read_text(path, _MAX_TEXT_BYTES), path)
 
 

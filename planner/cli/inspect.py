@@ -11,26 +11,28 @@ from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from shardroute.planner.arguments import ranges_text
-from shardroute.planner.check import check
+from shardroute.planner.check import check, checking_us
 from shardroute.planner.cli.cautions import say_tolerance
+from shardroute.planner.cli.files import read_plan
+from shardroute.planner.cli.options import bytes_of, inventory_of
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
-from shardroute.planner.cli.plan import CalibrationOption, calibration_for
+from shardroute.planner.cli.plan import CalibrationOption, calibration_for, costs_file
 from shardroute.planner.cli.plan_ring import costs_of
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import devices_text, report_facts
 from shardroute.planner.coverage import Coverage, coverage
-from shardroute.planner.exchange import problem_between, read_inventory
+from shardroute.planner.exchange import problem_between
 from shardroute.planner.memories import bytes_in_place, check_memory
 from shardroute.planner.parts import load_part
-from shardroute.planner.plan_files import load_plan
 from shardroute.planner.plans import Lane, Op, Plan, lane_of
-from shardroute.planner.reports import bounds_of, report
+from shardroute.planner.reports import bounds_of, report, reporting_us
 from shardroute.planner.ring.reports import ring_facts, ring_report
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.shares import parts
+from shardroute.planner.simulator.refit import predict, predicting_us
 from shardroute.planner.stagings import check_staging, staging_facts, staging_of
 from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.errors import InfeasibleError, InputError
-from shardroute.topologies.units import format_bytes, format_count, format_seconds, parse_bytes
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 _MOST_LACKS = 20  # a screenful; --json lists them all
 
@@ -97,16 +99,19 @@ def show_command(
     if rank is not None:
         _show_part(plan, rank, json)
         return
-    loaded = load_plan(plan)
+    loaded = read_plan(plan)
     machine = loaded.topology.machine
     if loaded.attention is not None:
         _show_ring(loaded, plan, calibration, json)
         return
     known = calibration is not None or machine.name in calibration_names()
     costs = calibration_for(machine, calibration if known else "nominal")
-    with progress("predicting") as done:
-        found = report(loaded, say_tolerance(predict(loaded, costs, progress=done)) if known else None, costs)
-    bounds, lanes = bounds_of(loaded, costs), _by_lane(loaded, np.ones(len(loaded.steps), dtype=bool))
+    weights = (predicting_us(loaded) if known else 0.0, reporting_us(loaded), reporting_us(loaded))
+    with progress("predicting", sum(weights)) as done:
+        predicted, reported, bounded = parts(done, weights)
+        prediction = say_tolerance(predict(loaded, costs, progress=predicted)) if known else None
+        found = report(loaded, prediction, costs, costs_file=costs_file(calibration), progress=reported)
+        bounds, lanes = bounds_of(loaded, costs, bounded), _by_lane(loaded, np.ones(len(loaded.steps), dtype=bool))
     if json:
         print_json(to_builtins(found) | {"layouts": dict(loaded.problem.about), "bounds": bounds, "lanes": lanes})
         return
@@ -141,7 +146,12 @@ def _show_ring(loaded: Plan, path: str, calibration: str | None, json: bool) -> 
 
 
 def _show_part(path: str, rank: int, json: bool) -> None:
-    part = load_part(path, rank)
+    try:
+        part = load_part(path, rank)
+    except InputError as error:
+        if str(error).startswith(f"rank {rank}:"):  # not the plan's path
+            raise InputError(f"--{error}") from None
+        raise
     steps, n_bytes = part.plan.steps, part.plan.step_bytes
     driven = (steps.src == rank) | (steps.op != Op.COPY)
     away = steps.src != steps.dst
@@ -220,9 +230,9 @@ def check_command(
     if plan is None or from_json is not None or to_json is not None:
         raise InputError("give a PLAN, or two layout files: --from-json SOURCE --to-json DESTINATION")
     if max_staging is not None:
-        parse_bytes(max_staging)  # what can't be read is said before the plan is checked
-    loaded = load_plan(plan)
-    with progress("checking") as done:
+        bytes_of("--max-staging", max_staging)  # what can't be read is said before the plan is checked
+    loaded = read_plan(plan)
+    with progress("checking", checking_us(loaded)) as done:
         proof = check(loaded, progress=done)
     declared = staging_of(loaded)
     if max_staging is not None:
@@ -244,7 +254,7 @@ def check_command(
 
 def _check_layouts(from_json: str, to_json: str, json: bool) -> None:
     """Print what two layout files come to. Raises InfeasibleError when something is lacking, after printing it."""
-    source, target = read_inventory(from_json), read_inventory(to_json)
+    source, target = inventory_of("--from-json", from_json), inventory_of("--to-json", to_json)
     problem = problem_between(source, target)
     with progress("checking"):
         check_memory(target.tensors, target.layout)

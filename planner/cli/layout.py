@@ -8,11 +8,12 @@ import msgspec
 import typer
 
 from shardroute.planner.arguments import ranges_text
+from shardroute.planner.cli.options import about, check_known, inventory_of, model_of, spec_of
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import MtpOption, PrecisionOption
-from shardroute.planner.exchange import Inventory, layout_schema, read_inventory, save_layout
-from shardroute.planner.layouts import CONVENTIONS, lay_out, load_model, parse_spec
+from shardroute.planner.exchange import Inventory, layout_schema, save_layout
+from shardroute.planner.layouts import CONVENTIONS, lay_out
 from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_bytes
@@ -85,20 +86,22 @@ def layout_command(
         given = [name for name, value in of_model.items() if value is not None]
         if given:
             raise InputError(f"--from-json doesn't go with {given[0]}: a layout is a file's or a model's")
-        title, inventory = from_json, read_inventory(from_json)
+        title, inventory = from_json, inventory_of("--from-json", from_json)
     elif model is None or spec is None:
         raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
     else:
-        loaded = load_model(model, 1 if scale is None else scale, mtp=mtp, precision=precision)
-        parsed, stored_by = parse_spec(spec), convention or "vllm"
+        loaded = model_of(model, 1 if scale is None else scale, mtp=mtp, precision=precision)
+        parsed, stored_by = spec_of("--spec", spec), "vllm" if convention is None else convention
+        check_known("--convention", stored_by, sorted(CONVENTIONS))
         title = f"{loaded.name}: {parsed} ({stored_by})"
         inventory = Inventory(loaded.tensors, lay_out(stored_by, loaded, parsed).layout)
     if output is not None:
-        save_layout(inventory, output)
+        with about("--output"):
+            save_layout(inventory, output)
     sums = totals(inventory.tensors, inventory.layout)
     if rank is not None:
         if rank not in sums.rank:
-            raise InputError(f"rank {rank} holds nothing; ranks {ranges_text(sums.rank.tolist())} do")
+            raise InputError(f"--rank {rank} holds nothing; ranks {ranges_text(sums.rank.tolist())} do")
         _show_rank(title, rank, holdings(inventory.tensors, inventory.layout, rank), json)
     elif json:
         rows = zip(sums.rank.tolist(), sums.n_tensors.tolist(), sums.n_bytes.tolist(), strict=True)

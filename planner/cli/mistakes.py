@@ -1,11 +1,16 @@
 """What the command line says of words that it can't take: the value found, what is expected, and the names that there are.
 
-Rule: only what Typer's own messages leave out is put in (Typer 0.29 reads values by pydantic, whose words don't repeat them);
-where its errors look otherwise they stay as they are.
+Rule: only what Typer's own messages leave out is put in; where its errors look otherwise they stay as they are. Before 0.20 it
+names no command that may be meant; 0.29 reads values by pydantic, whose words don't repeat them.
 """
+
+import difflib
+import sys
 
 import typer
 from typer.core import TyperGroup
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class Group(TyperGroup):
@@ -15,6 +20,8 @@ class Group(TyperGroup):
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:  # before Typer sees it, which up to 0.19 prints an empty line
+            sys.exit(_INTERRUPTED)
         except Exception as error:
             _say_in_full(error, [*self.commands] if getattr(error, "ctx", None) is ctx else [])
             raise
@@ -26,7 +33,9 @@ def _say_in_full(error: Exception, names: list[str]) -> None:
     if not isinstance(message, str) or not hasattr(error, "format_message"):
         return
     if names and message.startswith("No such command") and "Did you mean" not in message:
-        error.message = f"{message.rstrip('.')}; there are {', '.join(sorted(names))}"  # type: ignore[attr-defined]  # found above
+        near = difflib.get_close_matches(message.partition("'")[2].rpartition("'")[0], names)
+        more = f". Did you mean {', '.join(map(repr, near))}?" if near else f"; there are {', '.join(sorted(names))}"
+        error.message = message.rstrip(".") + more  # type: ignore[attr-defined]  # found above
     elif words := _value_words(error.__cause__):
         error.message = words  # type: ignore[attr-defined]
 

@@ -7,8 +7,8 @@ asks for; errors are neither.
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 from rich.text import Text
 
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.units import format_seconds
 
 JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for programs instead of tables.")]
@@ -28,6 +29,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON f
 
 # A first column up to this wide is never folded; longer ones (tensor names) fold so that numbers keep their units.
 _LONGEST_KEY = 24
+# What a column of words is left with at least: the length of most words.
+_LEAST_WORDS = 10
 _BAR = 16
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
@@ -39,6 +42,8 @@ _QUOTED = re.compile(r"(?<!\w)'[^'\n]{200,}'|\"[^\"\n]{200,}\"")
 _MOST_QUOTED, _MOST_MESSAGE = 200, 2000
 # Seconds between lines of progress where standard error is no terminal: a log of minutes stays a page.
 _LINE_S = 10.0
+# Seconds in which one share is shown at most: showing one takes some 20 us, and loops tell thousands.
+_SHARE_S = 0.02
 
 
 def printable(text: str) -> str:
@@ -115,17 +120,34 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
 ) -> None:
-    """Print rows under headings; columns named in `right` are aligned to the right."""
+    """Print rows under headings; columns named in `right` are aligned to the right, and never folded. Where a terminal is too
+    narrow for that, each row is a list of what its columns say.
+    """
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0))
     cells = [list(row) for row in rows]
+    least = 0
     for i, name in enumerate(columns):
-        widest = max(len(name), *(len(row[i]) for row in cells), 0)
+        column = [name, *(row[i] for row in cells)]
+        widest = max(map(len, column))
         keep = name in right or (i == 0 and widest <= _LONGEST_KEY)
+        least += 2 + (widest if keep else min(max(len(word) for text in column for word in text.split() or [""]), _LEAST_WORDS))
         justify: JustifyMethod = "right" if name in right else "left"
         table.add_column(printable(name), justify=justify, overflow="fold", no_wrap=keep, min_width=widest if keep else None)
+    console = stdout()
+    if least > console.width and cells:
+        _print_lists(columns, cells, title)
+        return
     for row in cells:
         table.add_row(*map(printable, row))
-    stdout().print(table)
+    console.print(table)
+
+
+def _print_lists(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
+    """The rows of a table, each as a list under its first cell."""
+    if title:
+        stdout().print(printable(title), style="bold")
+    for first, *others in rows:
+        print_facts(" ".join(filter(None, (columns[0], first))), [(n, v) for n, v in zip(columns[1:], others, strict=True) if v])
 
 
 def bar_text(share: float) -> str:
@@ -137,52 +159,66 @@ def bar_text(share: float) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[float], None]]:
+def progress(what: str, foreseen_us: float | None = None) -> Iterator[Told]:
     """Show `what` on standard error while the block runs. On a terminal: a bar, the time so far and, once the share that is done
-    (0 to 1) is told to what this yields, the time left. Else the same as a line every 10 s, when a share is told. With --quiet
-    show nothing; with --verbose say how long it took.
+    (0 to 1) is told to what this yields, the time left, which runs down until the next share; before the first one what was
+    `foreseen_us` in all, in microseconds, where that is given. Else the same as a line every 10 s, when a share is told. With
+    --quiet show nothing; with --verbose say how long it took.
     """
     console = stderr()
     began = time.perf_counter()
     if _SPEECH.get() is Speech.QUIET:
-        yield lambda _share: None
+        yield untold
         return
     on_terminal = sys.stderr.isatty() and not console.is_dumb_terminal
     described = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), _TimeLeftColumn())
-    # Disabled it draws nothing and starts no thread, but still knows the time left.
-    with Progress(*columns, console=console, transient=True, disable=not on_terminal) as bar:
-        task = bar.add_task(printable(what), total=None)
-        last_s = began
+    # Disabled it draws nothing and starts no thread, but still knows the time left. Old versions of rich print a line as it ends.
+    bar = Progress(*columns, console=console, transient=True, disable=not on_terminal)
+    with bar if on_terminal else nullcontext():
+        foreseen_s = None if foreseen_us is None else foreseen_us / 1e6
+        task = bar.add_task(printable(what), total=None, left_s=foreseen_s, at_s=began)
+        last_s, shown, shown_s = began, 0.0, began - _SHARE_S
 
         def done(share: float) -> None:
-            nonlocal last_s
+            nonlocal last_s, shown, shown_s
+            now_s = time.perf_counter()
+            if share < shown or (share < 1.0 and now_s - shown_s < _SHARE_S):
+                return
+            shown, shown_s = share, now_s
             bar.update(task, completed=share, total=1.0)
-            if not on_terminal and share < 1.0 and time.perf_counter() - last_s >= _LINE_S:
-                last_s = time.perf_counter()
-                say(_progress_line(what, share, last_s - began, _left_s(bar.tasks[0])))
+            left_s = _left_s(bar.tasks[0])
+            if left_s is not None:
+                bar.update(task, left_s=left_s, at_s=now_s)
+            if not on_terminal and share < 1.0 and now_s - last_s >= _LINE_S:
+                last_s = now_s
+                say(_progress_line(what, share, last_s - began, left_s))
 
         yield done
     tell(f"{what}: {format_seconds(time.perf_counter() - began)}")
 
 
 class _TimeLeftColumn(ProgressColumn):
-    """The time left as h:mm:ss, from the first share above 0 on."""
+    """The time left as h:mm:ss, from the first share above 0 on, or as it was foreseen. Between shares it runs down."""
 
     max_refresh = 0.5  # seconds; a digit that changes oftener can't be read
 
     def render(self, task: Task) -> Text:
-        left_s = _left_s(task)
-        return Text("" if left_s is None else str(timedelta(seconds=round(left_s))), style="progress.remaining")
+        left_s: float | None = task.fields["left_s"]
+        if left_s is None:
+            return Text("")
+        left_s = max(left_s - (time.perf_counter() - task.fields["at_s"]), 0.0)
+        return Text(str(timedelta(seconds=round(left_s))), style="progress.remaining")
 
 
 def _left_s(task: Task) -> float | None:
-    """Seconds that are left: at the pace of late, or of all so far while only one share has been told; None before that."""
-    if task.time_remaining is not None:
-        return task.time_remaining
+    """Seconds that are left: the mean of what the pace of late says and that of all so far, which parts were weighed by; of the
+    latter alone while only one share has been told; None before that.
+    """
     if task.total is None or not task.completed or task.elapsed is None:
         return None
-    return task.elapsed * (task.total - task.completed) / task.completed
+    by_whole_s = task.elapsed * (task.total - task.completed) / task.completed
+    return by_whole_s if task.time_remaining is None else (by_whole_s + task.time_remaining) / 2
 
 
 def _progress_line(what: str, share: float, so_far_s: float, left_s: float | None) -> str:
@@ -194,8 +230,3 @@ def _clock_text(seconds: float) -> str:
     """Whole seconds, from a minute on with minutes."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def part(done: Callable[[float], None], first: float, last: float) -> Callable[[float], None]:
-    """What to tell the share of one part of a whole, the part that lasts from `first` to `last` of it."""
-    return lambda share: done(first + share * (last - first))

@@ -11,20 +11,23 @@ from msgspec import to_builtins
 from shardroute.planner.arguments import parse_nics
 from shardroute.planner.cli.backends import BackendsOption, carried_by, parse_backends
 from shardroute.planner.cli.cautions import say_tolerance
-from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, progress, say, tell
+from shardroute.planner.cli.files import write_plan
+from shardroute.planner.cli.options import about, bytes_of, check_known, check_output, machine_of
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress, say, tell
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.cli.texts import devices_text, report_facts
-from shardroute.planner.plan_files import save_plan
+from shardroute.planner.file_kinds import CALIBRATION, reading
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.reports import PlanReport, report
+from shardroute.planner.reports import PlanReport, report, reporting_us
 from shardroute.planner.routing.auto import PLANNING_SHARE, choose
 from shardroute.planner.routing.caches import cached_plan
 from shardroute.planner.routing.options import DEFAULT_BACKENDS, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.routing.sums import SUMMING
-from shardroute.planner.simulator.refit import Prediction, predict
+from shardroute.planner.shares import part, parts
+from shardroute.planner.simulator.refit import Prediction, predict, predicting_us
 from shardroute.planner.stagings import staging_of
 from shardroute.topologies.calibrations import (
     Calibration,
@@ -34,12 +37,13 @@ from shardroute.topologies.calibrations import (
     nominal_calibration,
 )
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import check_writable
-from shardroute.topologies.machines import Machine, MachineKind, load_machine, machine_names, parse_machine
+from shardroute.topologies.machines import Machine, MachineKind, load_machine, machine_names
 from shardroute.topologies.topologies import Topology, build_topology, join_topologies
 from shardroute.topologies.units import format_count, format_seconds, parse_bytes
 
 AUTO = "auto"
+# The share of planning by it; what is left is adding up the plan's figures.
+_CHOSEN = 0.96
 
 MachineOption = Annotated[
     str,
@@ -92,27 +96,34 @@ MaxStagingOption = Annotated[
 
 def within(options: Options, max_staging: str | None) -> Options:
     """The options with the memory that `--max-staging` allows."""
-    return options if max_staging is None else options.within(parse_bytes(max_staging))
+    return options if max_staging is None else options.within(bytes_of("--max-staging", max_staging))
 
 
-def calibration_for(machine: Machine, name: str | None) -> Calibration:
+def calibration_for(machine: Machine, name: str | None, option: str = "--calibration") -> Calibration:
     """The calibration that the user named, else the machine's own; InputError says what to do when there is none."""
     if name == "nominal":
-        found = nominal_calibration(machine)
+        with about(option):
+            found = nominal_calibration(machine)
     elif name is None:
-        if machine.name not in calibration_names() and (alike := _calibrated_alike(machine)):
+        if machine.name not in calibration_names() and (alike := calibrated_alike(machine)):
             raise InputError(
                 f"no calibration ships for machine {machine.name!r}, and predicting needs one; give --calibration {alike}, a "
                 "machine with the same GPUs, --calibration FILE with measured costs, or --calibration nominal for nominal rates"
             )
         found = default_calibration(machine.name)
     else:
-        found = load_calibration(name)
+        with about(option), reading(name, CALIBRATION):
+            found = load_calibration(name)
     tell(f"costs: {found.library} on {found.machine}, {found.measured}")
     return found
 
 
-def _calibrated_alike(machine: Machine) -> str:
+def costs_file(name: str | None) -> str:
+    """The file that --calibration names; empty where it names none."""
+    return name if name is not None and name.endswith(".toml") else ""
+
+
+def calibrated_alike(machine: Machine) -> str:
     """The first shipped machine with the same GPUs whose costs ship, too; empty where there is none."""
     names = [name for name in machine_names() if name in calibration_names() and load_machine(name).gpu == machine.gpu]
     return names[0] if names and machine.kind is MachineKind.GPU else ""
@@ -134,15 +145,20 @@ def topology_for(machine: str, n_ranks: int, nics: Sequence[str] | None = None) 
     *first, last = machine.split(" + ")
     parts = []
     for text in first:
-        found, count = parse_machine(text)
+        found, count = machine_of(text)
         if count is None:
-            raise InputError(f"machine {machine!r}: {text!r} needs a count, '{text.strip()} x 4'; the last may go without")
-        parts.append(build_topology(found, count))
-    found, count = parse_machine(last)
-    parts.append(build_topology(found, count, max(1, n_ranks - sum(part.n_gpus for part in parts))))
-    topology = join_topologies(parts)
+            raise InputError(f"--machine {machine!r}: {text!r} needs a count, '{text.strip()} x 4'; the last may go without")
+        with about("--machine"):
+            parts.append(build_topology(found, count))
+    found, count = machine_of(last)
+    with about("--machine"):
+        parts.append(build_topology(found, count, max(1, n_ranks - sum(part.n_gpus for part in parts))))
+        topology = join_topologies(parts)
     tell(f"machine: {topology.title}, for {format_count(n_ranks, 'rank')}")
-    return topology if not nics else replace(topology, own_nic_Bps=tuple(parse_nics("--nic", nics).items()))
+    if not nics:
+        return topology
+    with about("--nic"):
+        return replace(topology, own_nic_Bps=tuple(parse_nics("--nic", nics).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +177,10 @@ def plan_and_predict(
     strategy: str,
     options: Options | None = None,
     cache: str | None = None,
+    costs: str | None = None,
 ) -> Planned:
-    """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out.
+    """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out. `costs` is
+    what --calibration says.
 
     The strategy `auto` predicts in order to plan, so there `plan_s` holds both. With a `cache` the plan comes from that folder
     where it is there, and is put there where not.
@@ -188,9 +206,12 @@ def plan_and_predict(
         if prediction is None:
             tell(f"planned by {strategy}: {format_count(len(plan.steps), 'step')} in {format_seconds(plan_s)}")
             done(PLANNING_SHARE)
-            prediction = predict(plan, calibration, progress=part(done, PLANNING_SHARE, 1.0))
+            predicted, reported = parts(part(done, PLANNING_SHARE, 1.0), (predicting_us(plan), reporting_us(plan)))
+            prediction = predict(plan, calibration, progress=predicted)
+        else:
+            reported = part(done, _CHOSEN, 1.0)
         say_tolerance(prediction)
-        return Planned(plan, report(plan, prediction, calibration, plan_s), tuple(notes))
+        return Planned(plan, report(plan, prediction, calibration, plan_s, costs_file(costs), reported), tuple(notes))
 
 
 def _planned(
@@ -204,7 +225,7 @@ def _planned(
     """The plan, what its strategy has to say, and its prediction where that was needed to plan."""
     options = replace(Options() if options is None else options, told=part(done, 0.0, PLANNING_SHARE))
     if strategy == AUTO:
-        choice = choose(problem, topology, calibration, replace(options, told=None), progress=done)
+        choice = choose(problem, topology, calibration, replace(options, told=None), progress=part(done, 0.0, _CHOSEN))
         tell(f"chosen: {choice.reason}")
         return choice.plan, [("chosen", choice.reason)], choice.prediction
     if strategy == "optimal":
@@ -251,27 +272,36 @@ def plan_command(
         --from-placements S0 --to-mesh dp=8,tp=32 --to-placements R,S1 \\
         --machine "dgx-h100 x 34"
     """
+    check_known("--strategy", strategy, [*STRATEGIES, *SUMMING, AUTO])
+    if cache == "":
+        raise InputError("--cache '': expected the name of a folder")
     request = asked.request()
     topology = topology_for(machine, request.problem.n_ranks, nic)
     costs = calibration_for(topology.machine, calibration)
+    message_bytes = None if message_size is None else bytes_of("--message-size", message_size)
+    with about("--message-size"):
+        Options(message_bytes=message_bytes)
+    with about("--max-ops-in-flight"):
+        Options(max_ops_in_flight=max_ops_in_flight)
+    with about("--time-limit"):
+        Options(time_limit_s=time_limit)
     options = Options(
-        message_bytes=None if message_size is None else parse_bytes(message_size),
+        message_bytes=message_bytes,
         max_ops_in_flight=max_ops_in_flight,
         time_limit_s=time_limit,
         backends=DEFAULT_BACKENDS if backends is None else parse_backends(backends, strategy, topology),
         calibration=None if calibration is None else costs,
     )
     options = within(options, max_staging)
-    if output is not None:
-        check_writable(output, "the plan")
-    planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache)
+    check_output(output, "the plan")
+    planned = plan_and_predict(request.problem, topology, costs, strategy, options, cache, calibration)
     if backends is not None:
         planned = replace(planned, notes=(*planned.notes, ("carried by", carried_by(planned.plan))))
     if max_staging is not None and (staging_of(planned.plan).n_bytes > parse_bytes(max_staging)).any():
         over = f"{planned.report.strategy} takes the slots that it needs, more than --max-staging {max_staging} allows"
         planned = replace(planned, notes=(*planned.notes, ("over the limit", over)))
     if output is not None:
-        save_plan(planned.plan, output)
+        write_plan(planned.plan, output)
     if json:
         print_json(to_builtins(planned.report) | {"layouts": dict(request.facts), "notes": dict(planned.notes)})
         return

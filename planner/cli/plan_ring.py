@@ -8,20 +8,22 @@ from msgspec import to_builtins
 
 from shardroute.planner.cli.backends import BACKENDS, parse_backend
 from shardroute.planner.cli.cautions import say_costs
-from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, progress, say
-from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for, topology_for
+from shardroute.planner.cli.files import write_plan
+from shardroute.planner.cli.options import about, check_known, check_output, model_of
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, progress, say
+from shardroute.planner.cli.plan import CalibrationOption, MachineOption, calibration_for, costs_file, topology_for
 from shardroute.planner.cli.program import app
-from shardroute.planner.layouts import load_model, model_names
-from shardroute.planner.plan_files import save_plan
+from shardroute.planner.layouts import model_names
+from shardroute.planner.layouts.tensors import dtype_name
 from shardroute.planner.reports import calibration_text
 from shardroute.planner.ring.reports import ring_facts, ring_report
 from shardroute.planner.ring.strategies import RING_STRATEGIES, Options, ring_plan
 from shardroute.planner.ring.tensors import Pass
-from shardroute.planner.ring.workloads import Attention, SequenceLayout
+from shardroute.planner.ring.workloads import MAX_COUNT, MAX_TOKENS, Attention, SequenceLayout
 from shardroute.planner.routing.auto import PLANNING_SHARE
+from shardroute.planner.shares import part
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import check_writable
 from shardroute.topologies.machines import Machine
 from shardroute.topologies.units import format_count, parse_tokens
 
@@ -102,6 +104,18 @@ def plan_ring_command(
         --cp 4 --dtype f32 --machine cpu-processes -o r.plan
       shardroute run r.plan
     """
+    counts = {
+        "--cp": cp, "--heads": heads, "--kv-heads": kv_heads, "--head-dim": head_dim, "--batch": batch, "--ulysses": ulysses,
+        "--head-stride": head_stride,
+    }  # fmt: skip
+    for option, count in counts.items():
+        if count is not None and not 1 <= count <= MAX_COUNT:
+            raise InputError(f"{option} {count}: expected a count from 1 to {MAX_COUNT}")
+    check_known("--strategy", strategy, RING_STRATEGIES)
+    for option, name in (("--dtype", dtype), ("--grad-dtype", grad_dtype)):
+        if name is not None:
+            with about(option):
+                dtype_name(name)
     n_heads, n_kv_heads, width = _heads(model, heads, kv_heads, head_dim)
     lengths = _lengths(seq, documents)
     attention = Attention(
@@ -109,11 +123,10 @@ def plan_ring_command(
         dtype=dtype, grad_dtype=grad_dtype or "",
     )  # fmt: skip
     topology = topology_for(machine, cp)
-    if output is not None:
-        check_writable(output, "the plan")
+    check_output(output, "the plan")
     with progress(f"planning ({strategy})") as done:
         began = time.perf_counter()
-        carrier = None if backend is None else parse_backend(backend)
+        carrier = None if backend is None else parse_backend("--backend", backend)
         plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, carrier))
         plan_s = time.perf_counter() - began
         costs, why = costs_of(topology.machine, calibration)
@@ -122,9 +135,9 @@ def plan_ring_command(
     rests_on = ""
     if costs is not None and found.predicted_s is not None:
         say_costs(topology.machine, costs)
-        rests_on = calibration_text(plan, costs)
+        rests_on = calibration_text(plan, costs, costs_file(calibration))
     if output is not None:
-        save_plan(plan, output)
+        write_plan(plan, output)
     if json:
         print_json({**to_builtins(found), "calibration": rests_on})
         return
@@ -148,7 +161,7 @@ def _heads(model: str | None, heads: int | None, kv_heads: int | None, head_dim:
     if model is not None:
         if heads is not None or kv_heads is not None or head_dim is not None:
             raise InputError("--model says how many heads there are and how wide; leave out --heads, --kv-heads and --head-dim")
-        found = load_model(model)
+        found = model_of(model)
         return found.n_heads, found.n_kv_heads, found.head_dim
     if heads is None or head_dim is None:
         raise InputError("no heads: give --model, or --heads with --head-dim (and --kv-heads where they are fewer)")
@@ -157,12 +170,18 @@ def _heads(model: str | None, heads: int | None, kv_heads: int | None, head_dim:
 
 def tokens_of(option: str, text: str, least: int = 1) -> int:
     """The tokens of a sequence. Raises InputError, led by the option, for another text and for fewer than `least`."""
-    try:
-        found = parse_tokens(text)
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from None
+    with about(option):
+        found = tokens_in(text)
     if found < least:
         raise InputError(f"{option} {text}: expected {least} tokens or more")
+    return found
+
+
+def tokens_in(text: str) -> int:
+    """The tokens that a text says. Raises InputError for another text, and for more than can be planned for."""
+    found = parse_tokens(text)
+    if found > MAX_TOKENS:
+        raise InputError(f"{text!r} is more than can be planned for; expected at most 2^40 tokens")
     return found
 
 
@@ -173,6 +192,6 @@ def _lengths(seq: str | None, documents: str | None) -> tuple[int, ...]:
         assert seq is not None
         return (tokens_of("--seq", seq),)
     try:
-        return tuple(parse_tokens(n) for n in documents.split(","))
+        return tuple(tokens_in(n) for n in documents.split(","))
     except InputError as error:
         raise InputError(f"--documents {documents!r}: {error}; expected those of each document, such as 1000,3K,96") from None

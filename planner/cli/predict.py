@@ -1,31 +1,36 @@
 """`shardroute simulate`, `trace` and `compare`: predicted time, what bounds it, as a picture, and beside a measurement."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from shardroute.planner.arguments import parse_ranks
 from shardroute.planner.cli.cautions import say_costs, say_tolerance
+from shardroute.planner.cli.files import read_plan, read_timeline, write_timeline
 from shardroute.planner.cli.inspect import PlanArgument
+from shardroute.planner.cli.options import check_output
 from shardroute.planner.cli.output import JsonFlag, bar_text, print_facts, print_json, print_table, progress, say, stderr
 from shardroute.planner.cli.plan import CalibrationOption, calibration_for, topology_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.compare import Comparison, compare
-from shardroute.planner.critical_paths import Link, Part, critical_path, reasons, summarise
-from shardroute.planner.plan_files import load_plan
+from shardroute.planner.critical_paths import Link, Part, critical_path, following_us, reasons, summarise
 from shardroute.planner.plans import Plan
 from shardroute.planner.ring.overlaps import Overlap, overlap_facts, overlap_of
-from shardroute.planner.simulator.refit import Prediction, predict
-from shardroute.planner.timelines import Timeline, load_timeline, save_timeline
+from shardroute.planner.shares import part
+from shardroute.planner.simulator.refit import Prediction, predict, predicting_us
+from shardroute.planner.timelines import Timeline
 from shardroute.planner.traces import trace
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import check_writable
 from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 SHOWN_RESOURCES = 8
+# A start may be taken late by the tolerance, an end early: with a half each, a transfer need not slow any other.
+MEANINGLESS: Final = 0.5
 # Of a critical path, `--json` lists so many steps, the last ones; its parts are of all.
 _MOST_LINKS = 1000
+# The share of a trace that is over before it is written: with some 50 MB to write, a second of 1.1.
+_TRACED = 0.9
 
 TraceToOption = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev to this file.")
@@ -95,23 +100,25 @@ def simulate_command(
     """Predict how long a plan takes, what bounds the end, and which links it keeps busy."""
     if trace_ranks is not None and trace_to is None:
         raise InputError("--trace-ranks says whose trace to write; give --trace FILE with it")
-    if tolerance is not None and not 0 <= tolerance < 1:
-        raise InputError(f"--tolerance {tolerance}: expected a share from 0 (exact) to below 1, such as 0.01")
-    loaded = load_plan(plan)
+    if tolerance is not None and not 0 <= tolerance < MEANINGLESS:
+        raise InputError(
+            f"--tolerance {tolerance:g}: expected a share from 0 (exact) to below {MEANINGLESS}, such as 0.01; from there on the "
+            "start and the end of one transfer may be taken together"
+        )
+    loaded = read_plan(plan)
     topology = loaded.topology if machine is None else topology_for(machine, loaded.problem.n_ranks)
     costs = calibration_for(topology.machine, calibration)
-    for path, what in ((output, "the timeline"), (trace_to, "the trace")):
-        if path is not None:
-            check_writable(path, what)
-    with progress("simulating") as done:
+    check_output(output, "the timeline")
+    check_output(trace_to, "the trace", "--trace")
+    with progress("simulating", predicting_us(loaded)) as done:
         prediction = predict(loaded, costs, topology, progress=done, tolerance=tolerance)
     say_tolerance(prediction)
     if output is not None:
-        save_timeline(prediction.timeline, output)
+        write_timeline(prediction.timeline, output)
     if trace_to is not None:
         _save_trace(loaded, prediction.timeline, prediction, trace_to, trace_ranks)
-    with progress("following the critical path"):
-        chain = critical_path(loaded, prediction)
+    with progress("following the critical path", following_us(prediction)) as done:
+        chain = critical_path(loaded, prediction, done)
     parts = summarise(loaded, chain)
     calibrated = say_costs(topology.machine, costs)
     if json:
@@ -166,14 +173,17 @@ def trace_command(
     trace_ranks: TraceRanksOption = None,
 ) -> None:
     """Turn a timeline, predicted or measured, into a trace for https://ui.perfetto.dev."""
-    loaded = load_plan(plan)
-    _save_trace(loaded, load_timeline(timeline), None, output, trace_ranks)
+    check_output(output, "the trace")
+    loaded = read_plan(plan)
+    _save_trace(loaded, read_timeline(timeline), None, output, trace_ranks)
 
 
 def _save_trace(plan: Plan, timeline: Timeline, prediction: Prediction | None, path: str, ranks: str | None) -> None:
-    with progress("writing the trace"):
-        found = trace(plan, timeline, prediction, ranks=None if ranks is None else parse_ranks("--trace-ranks", ranks))
+    with progress("writing the trace") as done:
+        chosen = None if ranks is None else parse_ranks("--trace-ranks", ranks)
+        found = trace(plan, timeline, prediction, ranks=chosen, progress=part(done, 0.0, _TRACED))
         found.save(path)
+        done(1.0)
     say(f"trace written to {path}; open it in https://ui.perfetto.dev")
     if found.note:
         say(f"{found.note}; --trace-ranks chooses others")
@@ -191,7 +201,7 @@ def compare_command(
     """Compare two timelines of one plan, predicted beside measured: the total, and how the steps' ends spread over time."""
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"--tolerance {tolerance}: expected a share from 0, such as 0.2")
-    first, second = load_timeline(predicted), load_timeline(measured)
+    first, second = read_timeline(predicted), read_timeline(measured)
     if (first.kind, second.kind) == ("measured", "predicted"):
         raise InputError(
             f"{predicted} is measured and {measured} is predicted; the prediction comes first: compare {measured} {predicted}"

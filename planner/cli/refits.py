@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.options import check_known
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
 from shardroute.planner.cli.plan import (
     CalibrationOption,
@@ -86,8 +87,7 @@ def strategies_command(
     """
     names = [*STRATEGIES] if strategy is None else strategy
     for name in names:
-        if name not in STRATEGIES and name not in SUMMING:
-            raise InputError(f"strategy {name!r} is not known; expected one of {', '.join([*STRATEGIES, *SUMMING])}")
+        check_known("--strategy", name, [*STRATEGIES, *SUMMING])
     if machine is None and asked.model is None and asked.shape is None and asked.from_json is None:
         _list(names, json)
         return
@@ -105,7 +105,7 @@ def strategies_command(
         print_facts(request.title, request.facts)
     contests = []
     for topology, costs in machines:
-        contests.append(_contest(request.problem, topology, costs, names, options))
+        contests.append(_contest(request.problem, topology, costs, names, options, calibration))
         if not json:
             _print_contest(contests[-1])
     if json:
@@ -123,9 +123,11 @@ def _summary(name: str) -> str:
     return SUMMING[name] if name in SUMMING else STRATEGIES[name].summary
 
 
-def _contest(problem: Problem, topology: Topology, costs: Calibration, names: Sequence[str], options: Options) -> Contest:
+def _contest(
+    problem: Problem, topology: Topology, costs: Calibration, names: Sequence[str], options: Options, calibration: str | None
+) -> Contest:
     calibrated = say_costs(topology.machine, costs)
-    reports = [plan_and_predict(problem, topology, costs, name, options).report for name in names]
+    reports = [plan_and_predict(problem, topology, costs, name, options, costs=calibration).report for name in names]
     ranked = sorted(reports, key=_rank)
     first = ranked[0]
     return Contest(

@@ -11,20 +11,21 @@ from msgspec import to_builtins
 from shardroute.planner.arguments import parse_nics, parse_ranks, ranges_text
 from shardroute.planner.changes import carried_over, changed_topology, silent_nics, with_new_ranks, without_ranks
 from shardroute.planner.cli.cautions import say_tolerance
+from shardroute.planner.cli.files import read_plan, write_plan
 from shardroute.planner.cli.inspect import PlanArgument
-from shardroute.planner.cli.output import JsonFlag, part, print_facts, print_json, print_table, progress, say
-from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, within
+from shardroute.planner.cli.options import about, check_output
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, say
+from shardroute.planner.cli.plan import CalibrationOption, MaxStagingOption, NicOption, calibration_for, costs_file, within
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.texts import devices_text, report_facts
-from shardroute.planner.plan_files import load_plan, save_plan
 from shardroute.planner.problems import Problem
-from shardroute.planner.reports import report
+from shardroute.planner.reports import report, reporting_us
 from shardroute.planner.routing.auto import PLANNING_SHARE
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.replans import replan
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.shares import part, parts
+from shardroute.planner.simulator.refit import predict, predicting_us
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import check_writable
 from shardroute.topologies.topologies import Topology
 from shardroute.topologies.units import format_bandwidth, format_bytes
 
@@ -76,10 +77,9 @@ def replan_command(
     Host 3 (GPUs 24 to 31) is gone, a new host takes its place, one NIC is down:
       shardroute replan q.plan --gone 24-31 --new 64-71=24-31 --nic-down 17 -o r.plan
     """
-    before = load_plan(plan)
+    before = read_plan(plan)
     costs = calibration_for(before.topology.machine, calibration)
-    if output is not None:
-        check_writable(output, "the plan")
+    check_output(output, "the plan")
     lost = [] if gone is None else parse_ranks("--gone", gone)
     problem, came, like = _problem(before.problem, lost, new or [])
     topology = changed_topology(before.topology, {}, problem.n_ranks)
@@ -94,10 +94,12 @@ def replan_command(
         found = replan(start, problem, changed, asked)
         plan_s = time.perf_counter() - began
         done(PLANNING_SHARE)
-        prediction = say_tolerance(predict(found.plan, costs, progress=part(done, PLANNING_SHARE, 1.0)))
-        figures = report(found.plan, prediction, costs, plan_s)
+        weights = predicting_us(found.plan), reporting_us(found.plan)
+        predicted, reported = parts(part(done, PLANNING_SHARE, 1.0), weights)
+        prediction = say_tolerance(predict(found.plan, costs, progress=predicted))
+        figures = report(found.plan, prediction, costs, plan_s, costs_file(calibration), reported)
     if output is not None:
-        save_plan(found.plan, output)
+        write_plan(found.plan, output)
     changes = [
         NicChange(gpu, float(topology.nic_Bps[gpu]), float(changed.nic_Bps[gpu]))
         for gpu in sorted(nics)
@@ -123,13 +125,17 @@ def _problem(problem: Problem, gone: Sequence[int], new: Sequence[str]) -> tuple
         if not equals:
             raise InputError(f"--new {text!r}: expected new ranks and whom they are like, such as 64-71=24-31")
         these, old = parse_ranks("--new", ranks), parse_ranks("--new", like)
-        problem = with_new_ranks(problem, these, old)  # before any go: what these are like may be gone
+        with about("--new"):
+            problem = with_new_ranks(problem, these, old)  # before any go: what these are like may be gone
         came += these
         models += old
     both = sorted(set(came) & set(gone))
     if both:
         raise InputError(f"rank {both[0]} is both in --new and in --gone")
-    return (without_ranks(problem, gone) if gone else problem), came, models
+    if not gone:
+        return problem, came, models
+    with about("--gone"):
+        return without_ranks(problem, gone), came, models
 
 
 def _nics(
@@ -147,7 +153,8 @@ def _nics(
             raise InputError(f"--slow-domain {text!r}: expected a domain of 0 to {topology.n_domains - 1} and a share of 0 to 1")
         gpus = (topology.domain == number).nonzero()[0].tolist()
         nics.update({gpu: float(topology.nic_Bps[gpu]) * part for gpu in gpus})
-    nics.update(parse_nics("--nic", texts))
+    with about("--nic"):
+        nics.update(parse_nics("--nic", texts))
     nics.update(dict.fromkeys([] if down is None else parse_ranks("--nic-down", down), 0.0))
     return nics | silent_nics(topology, gone)
 

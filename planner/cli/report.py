@@ -5,11 +5,13 @@ from typing import Annotated
 import typer
 
 from shardroute.planner.cli.cautions import say_costs, say_tolerance
-from shardroute.planner.cli.explain import AloneFlag, RivalsOption
+from shardroute.planner.cli.explain import AloneFlag, RivalsOption, refuse_both
+from shardroute.planner.cli.files import read_plan, read_timeline
+from shardroute.planner.cli.options import about, check_output
 from shardroute.planner.cli.output import progress, say
-from shardroute.planner.cli.plan import CalibrationOption, calibration_for
+from shardroute.planner.cli.plan import CalibrationOption, calibration_for, costs_file
 from shardroute.planner.cli.program import app
-from shardroute.planner.plan_files import load_plan
+from shardroute.planner.cli.study_files import PAGES
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.chapters import chapter
 from shardroute.planner.reporting.charts import check_charts
@@ -17,11 +19,12 @@ from shardroute.planner.reporting.contest_pictures import WhatIf, plans_section,
 from shardroute.planner.reporting.layout_pictures import tensor_index
 from shardroute.planner.reporting.pages import Chapter, page
 from shardroute.planner.reporting.rivals import Rival, rivals_of
-from shardroute.planner.reports import PlanReport, report
-from shardroute.planner.simulator.refit import predict
-from shardroute.planner.timelines import Timeline, load_timeline
+from shardroute.planner.reports import PlanReport, report, reporting_us
+from shardroute.planner.shares import parts
+from shardroute.planner.simulator.refit import predict, predicting_us
+from shardroute.planner.timelines import Timeline
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import check_writable, write_file
+from shardroute.topologies.files import write_file
 
 
 @app.command("report", rich_help_panel="Plan and predict")
@@ -46,34 +49,40 @@ def report_command(
 
     One file that loads nothing. Needs the extra `report`: pip install 'shardroute\\[report]'.
     """
+    refuse_both(strategy, alone)
+    check_output(output, "a report", suffixes=PAGES)
     check_charts()
-    check_writable(output, "the report")
-    loaded = [load_plan(path) for path in plans]
+    loaded = [read_plan(path) for path in plans]
     runs = _measured_of(loaded, measured or [])
     for plan in loaded:
-        tensor_index(plan.problem, tensor)  # before anything takes time
+        with about("--tensor"):
+            tensor_index(plan.problem, tensor)  # before anything takes time
     chapters: list[Chapter] = []
     reports: list[PlanReport] = []
     for path, plan in zip(plans, loaded, strict=True):
         costs = calibration_for(plan.topology.machine, calibration)
         say_costs(plan.topology.machine, costs)
-        with progress(f"predicting {path}") as done:
-            prediction = say_tolerance(predict(plan, costs, progress=done))
-        reports.append(report(plan, prediction, costs))
+        weights = (predicting_us(plan), reporting_us(plan))
+        with progress(f"predicting {path}", sum(weights)) as done:
+            predicted, reported = parts(done, weights)
+            prediction = say_tolerance(predict(plan, costs, progress=predicted))
+            reports.append(report(plan, prediction, costs, costs_file=costs_file(calibration), progress=reported))
         rivals: list[Rival] = []
         if not alone:
-            with progress("planning by other strategies") as done:
+            with about("--strategy"), progress("planning by other strategies") as done:
                 rivals = rivals_of(plan, prediction.predicted_s, costs, strategy, progress=done)
         changed: list[WhatIf] = []
         if not no_what_if:
             with progress("planning for other machines") as done:
                 changed = what_ifs(plan, costs, progress=done)
         run = runs.get(plan.digest)
-        chapters.append(
-            chapter(
-                path, plan, reports[-1], prediction, costs, rivals=rivals, what_ifs=changed, measured=run, tensor=tensor
-            )
-        )  # fmt: skip
+        with progress(f"explaining {path}") as done:
+            chapters.append(
+                chapter(
+                    path, plan, reports[-1], prediction, costs, rivals=rivals, what_ifs=changed, measured=run, tensor=tensor,
+                    progress=done,
+                )
+            )  # fmt: skip
     n_sections = 1 + sum(len(found.sections) for found in chapters)
     n_drawn = 0
     with progress("drawing") as done:
@@ -94,7 +103,8 @@ def _measured_of(plans: list[Plan], paths: list[str]) -> dict[str, Timeline]:
     found: dict[str, Timeline] = {}
     digests = {plan.digest for plan in plans}
     for path in paths:
-        timeline = load_timeline(path)
+        with about("--measured"):
+            timeline = read_timeline(path)
         if timeline.kind != "measured":
             raise InputError(f"--measured {path}: a predicted timeline; `run PLAN -o {path}` writes a measured one")
         if timeline.digest not in digests:

@@ -10,8 +10,10 @@ from typing import Annotated, get_type_hints
 import typer
 
 from shardroute.planner.arguments import tensor_problem
-from shardroute.planner.exchange import problem_between, read_inventory
-from shardroute.planner.layouts import CONVENTIONS, Model, load_model, model_names, parse_spec
+from shardroute.planner.cli.options import check_known, inventory_of, model_of, spec_of
+from shardroute.planner.exchange import problem_between
+from shardroute.planner.layouts import CONVENTIONS, Model, model_names
+from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import groups_problem
 from shardroute.topologies.errors import InputError
@@ -132,7 +134,7 @@ class Asked:
 
     def request(self) -> Request:
         """The request that the options make. Raises InputError when they make none, or two at once."""
-        of_model, of_tensor, of_files = self._given()
+        of_model, of_tensor, of_files = self.given()
         if self.model is not None:
             return self.request_of(self.model_of(self.model))
         if self.shape is not None:
@@ -147,26 +149,33 @@ class Asked:
 
     def model_of(self, name: str) -> Model:
         """The model of that name or path, with what the options say of it (--scale, --mtp, --precision)."""
-        return load_model(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
+        return model_of(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
 
     def request_of(self, model: Model) -> Request:
         """The request to move this model between the two layouts. Raises InputError as `request` does."""
-        _, of_tensor, of_files = self._given()
+        _, of_tensor, of_files = self.given()
         _refuse("--model", of_tensor | of_files)
         if self.from_spec is None or self.to_spec is None:
             raise InputError('--model needs both layouts: --from "TP4 x PP8 x EP16" (training) and --to "TP8 x DP16" (inference)')
+        to_conventions = [name.strip() for name in ("vllm" if self.to_convention is None else self.to_convention).split(" + ")]
+        if self.from_convention is not None:
+            check_known("--from-convention", self.from_convention, sorted(CONVENTIONS))
+        for name in to_conventions:
+            check_known("--to-convention", name, sorted(CONVENTIONS))
+        if self.to_first_rank is not None and not 0 <= self.to_first_rank < MAX_RANKS:
+            raise InputError(f"--to-first-rank {self.to_first_rank}: expected 0 or more, below {MAX_RANKS}")
         problem, summary = groups_problem(
             model,
-            parse_spec(self.from_spec),
-            [parse_spec(group) for group in self.to_spec.split(" + ")],
+            spec_of("--from", self.from_spec),
+            [spec_of("--to", group) for group in self.to_spec.split(" + ")],
             from_convention=self.from_convention,
             to_first_rank=self.to_first_rank,
-            to_conventions=[name.strip() for name in (self.to_convention or "vllm").split(" + ")],
+            to_conventions=to_conventions,
         )
         shrunk = f", scaled down {summary.scale} times" if summary.scale > 1 else ""
         return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", problem.about, problem)
 
-    def _given(self) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
+    def given(self) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
         """The options of a model, of a bare tensor and of two files, None where one isn't given."""
         of_model: dict[str, object] = {
             "--model": self.model, "--from": self.from_spec, "--to": self.to_spec, "--scale": self.scale,
@@ -197,7 +206,7 @@ class Asked:
     def _of_files(self) -> Request:
         if self.from_json is None or self.to_json is None:
             raise InputError("layouts of your own come in two files: --from-json SOURCE and --to-json DESTINATION")
-        source, target = read_inventory(self.from_json), read_inventory(self.to_json)
+        source, target = inventory_of("--from-json", self.from_json), inventory_of("--to-json", self.to_json)
         if source.aliases and target.aliases:
             raise InputError(
                 f"{self.from_json} and {self.to_json} name aliases: a plan can't yet use bytes that already lie in place; "

@@ -7,11 +7,13 @@ import msgspec
 import typer
 
 from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.options import about, machine_of, model_of, rates_of
 from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.plan_ring import SEQ_HELP, tokens_of
 from shardroute.planner.cli.program import app
-from shardroute.planner.layouts import load_model, model_names
+from shardroute.planner.layouts import model_names
+from shardroute.planner.ring.workloads import MAX_TOKENS
 from shardroute.planner.steps import (
     Carrier,
     Recompute,
@@ -21,14 +23,13 @@ from shardroute.planner.steps import (
     Wanted,
     batch_that_fits,
     dense_model,
-    load_rates,
     network,
     search,
     why,
 )
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.machines import MachineKind, parse_machine
-from shardroute.topologies.topologies import build_topology
+from shardroute.topologies.machines import MachineKind
+from shardroute.topologies.topologies import MAX_GPUS, build_topology
 from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 _SHOWN = 12
@@ -84,7 +85,9 @@ def ring_command(
     ],
     seq: Annotated[str, typer.Option("--seq", metavar="TOKENS", help=SEQ_HELP)],
     machine: OneMachineOption,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of the job. Default: cp x tp x fsdp.", min=1)] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="GPUs of the job. Default: cp x tp x fsdp.", min=1, max=MAX_GPUS)
+    ] = None,
     cp: Annotated[int | None, typer.Option("--cp", help="Context-parallel ranks; searched unless given.", min=1)] = None,
     tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks; searched unless given.", min=1)] = None,
     fsdp: Annotated[int | None, typer.Option("--fsdp", help="Data-parallel ranks, which share the weights.", min=1)] = None,
@@ -121,21 +124,24 @@ def ring_command(
     shardroute ring --model llama-3-8b --seq 262144 --gpus 32 --machine gb200-nvl72
     """
     n_tokens = tokens_of("--seq", seq, 2)
-    found, count = parse_machine(machine)
+    found, count = machine_of(machine)
     if found.kind is not MachineKind.GPU:
         raise InputError(f"machine {found.name} has no GPUs; a training step is predicted for GPU machines")
     n_gpus = _n_gpus(gpus, cp, tp, fsdp)
-    build_topology(found, count, n_gpus)  # refuses a count of the machine that has too few
-    dense = dense_model(load_model(model))
+    with about("--machine"):
+        build_topology(found, count, n_gpus)  # refuses a count of the machine that has too few
+    with about("--model"):
+        dense = dense_model(model_of(model))
     scheme = strategy
     if strategy is None and cp is not None:
         scheme = Scheme.HYBRID if ulysses is not None and 1 < ulysses < cp else Scheme.RING
         scheme = scheme if head_stride is None else Scheme.ALL_GATHER
     wanted = Wanted(cp, tp, fsdp, scheme, ulysses, head_stride, None if backend is None else Carrier(backend))
+    check_batch(batch, n_tokens)
     asked = StepLayout(seq=n_tokens, cp=1, batch=batch, recompute=recompute, overlapped=overlap)
     costs = calibration_for(found, calibration)
     net = network(found, costs, n_gpus)
-    step_rates = load_rates(rates or found.name)
+    step_rates = rates_of(found, rates)
     with progress("predicting training steps") as done:
         best, *others = search(dense, asked, wanted, step_rates, net, progress=done)
     fits = best.memory.fits
@@ -167,6 +173,14 @@ def ring_command(
         ],
     )
     _print_rows(_told_apart([step_row(p) for p in [best, *others]]))
+
+
+def check_batch(batch: float, n_tokens: int) -> None:
+    """Raise InputError for sequences a GPU that aren't above 0, or whose tokens, so many each, are too many to plan for."""
+    if not 0 < batch < float("inf"):
+        raise InputError(f"--batch {batch:g}: expected sequences a GPU, above 0")
+    if batch * n_tokens > MAX_TOKENS:
+        raise InputError(f"--batch {batch:g}: of {n_tokens:,} tokens each, and a GPU has at most 2^40; give fewer")
 
 
 def _n_gpus(gpus: int | None, cp: int | None, tp: int | None, fsdp: int | None) -> int:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shardroute.planner.cli.options import about
 from shardroute.planner.cli.output import print_facts, print_json, print_table, progress
 from shardroute.planner.cli.summaries import print_summaries, share_text, unpadded
+from shardroute.planner.file_kinds import CALLS, reading
 from shardroute.planner.validation.ring import RingReport, own_report, ring_report
 from shardroute.planner.validation.rows import Summary, ValidationRow
 from shardroute.planner.validation.step_rows import Gain
@@ -62,7 +64,7 @@ class ValidatedRing(msgspec.Struct, frozen=True):
 def print_ring_report(json: bool, rows: str | None = None) -> None:
     """Predict all published rows, or those of a table of one's own, and print them as tables or as JSON."""
     with progress("ring attention") as done:
-        report = ring_report(done) if rows is None else own_report(rows)
+        report = ring_report(done) if rows is None else _own(rows)
     if json:
         print_json(_as_json(report))
         return
@@ -103,6 +105,11 @@ def _print_gains(gains: Sequence[Gain]) -> None:
         right=["published", "predicted", "off by"],
         title="\nGains: hops that nothing hides, by NCCL's channel law and by copy engines",
     )  # fmt: skip
+
+
+def _own(rows: str) -> RingReport:
+    with about("--ring-rows"), reading(rows, CALLS):
+        return own_report(rows)
 
 
 def _print_rows(title: str, rows: Sequence[ValidationRow]) -> None:

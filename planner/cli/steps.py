@@ -4,13 +4,12 @@ from typing import Annotated
 
 import typer
 
+from shardroute.planner.cli.files import read_plan, read_timeline
 from shardroute.planner.cli.inspect import PlanArgument
 from shardroute.planner.cli.output import progress, say
 from shardroute.planner.cli.program import app
 from shardroute.planner.parquet_tables import check_parquet, write_parquet
-from shardroute.planner.plan_files import load_plan
 from shardroute.planner.step_tables import write_steps
-from shardroute.planner.timelines import load_timeline
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import written_whole
 from shardroute.topologies.units import format_count
@@ -34,8 +33,8 @@ def steps_command(
     if output.endswith(".parquet"):
         check_parquet()
         write = write_parquet
-    loaded = load_plan(plan)
-    times = None if timeline is None else load_timeline(timeline)
+    loaded = read_plan(plan)
+    times = None if timeline is None else read_timeline(timeline)
     with progress("writing the steps") as done, written_whole(output, "the steps") as file:
         write(loaded, times, file, done)
     say(f"{format_count(len(loaded.steps), 'step')} written to {output}")

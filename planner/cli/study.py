@@ -29,7 +29,7 @@ from shardroute.planner.studies import Case, RefitRow, RefitStudy
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import parse_bandwidth
+from shardroute.topologies.units import parse_rate
 
 study = typer.Typer(
     help="Ask one question many times over: tables and plots of what varies.", cls=Group, invoke_without_command=True
@@ -86,7 +86,7 @@ def refit_vs_nic(
     check_page(output)
     found = setting(machine, calibration, strategy)
     own_Bps = found.machine.gpu_nic_Bps
-    all_Bps = [own_Bps * f for f in _FACTORS] if rates is None else listed("--rates", rates, parse_bandwidth, "200Gb/s,400Gb/s")
+    all_Bps = [own_Bps * f for f in _FACTORS] if rates is None else listed("--rates", rates, parse_rate, "200Gb/s,400Gb/s")
     if not all(all_Bps):
         raise InputError(f"--rates {rates!r}: expected rates above 0, such as 200Gb/s")
     changed = [(f"{rate * 8 / 1e9:g} Gb/s", rate, with_nics(found.machine, rate)) for rate in all_Bps]
@@ -147,7 +147,7 @@ def refit_vs_replicas(
             problem = repeated(asked, n).request().problem
             return problem, found.topology(problem.n_ranks)
 
-        return Case(str(n), float(n), make)
+        return Case(str(n), float(n), make, weight=len(one.problem.source.ranks) + n * len(one.problem.target.ranks))
 
     rows = rows_of(found, [case(n) for n in n_replicas])
     notes = [

@@ -1,21 +1,25 @@
 """`shardroute study refit-vs-size` and `gather-vs-reshard`: refits as the model grows, and what gathering would load."""
 
 import math
+import os
 from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
 
+from shardroute.planner.cli.options import about, model_of, spec_of
 from shardroute.planner.cli.output import JsonFlag
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption
 from shardroute.planner.cli.requests import Asked, with_request_options
 from shardroute.planner.cli.study import SHOWN, show_refits, study
 from shardroute.planner.cli.studying import PageOption, Setting, StrategiesOption, check_page, listed, rows_of, setting, show
-from shardroute.planner.layouts import Axis, parse_spec
+from shardroute.planner.file_kinds import CONFIG, reading
+from shardroute.planner.layouts import Axis, Model, load_model, model_names
 from shardroute.planner.layouts.models.precisions import with_scales
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.study_pictures import MODELS, load_sections
 from shardroute.planner.studies import STAND_INS, Case, LoadStudy, StudiedModel, estimate, studied_model
+from shardroute.planner.studies.sizes import parameter_count
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
 
@@ -23,6 +27,8 @@ from shardroute.topologies.topologies import Topology
 _SIZES: Final = "qwen3-30b-a3b,qwen3-235b-a22b,deepseek-v3,kimi-k2,qwen-3.8,kimi-k3"
 _LARGE: Final = "qwen-3.8,kimi-k3"
 _BF16_BYTES: Final = 2
+# Options of a model that change how many parameters there are to count.
+_COUNTED: Final = ("--model", "--scale", "--mtp", "--precision")
 
 _HELP: Final = (
     f"Models by name or path, or numbers of parameters, 671B,2.8T; {' and '.join(STAND_INS)} are numbers, too. A number is met "
@@ -84,10 +90,16 @@ def gather_vs_reshard(
     """
     check_page(output)
     found = None if machine is None else setting(machine, calibration, strategy)
-    given = [name for name, value in (("--from", asked.from_spec), ("--to", asked.to_spec)) if value is not None]
-    if found is None and (given or strategy or calibration):
-        name = given[0] if given else "--strategy" if strategy else "--calibration"
-        raise InputError(f"{name} is for plans, which need --machine, such as --machine gb200-nvl72; leave it out to count bytes")
+    of_model, of_tensor, of_files = asked.given()
+    if other := [name for name, value in (of_tensor | of_files).items() if value is not None]:
+        raise InputError(f"{other[0]}: this study is of models, which --sizes names; leave it out")
+    if found is None:
+        planned = {name: value for name, value in of_model.items() if name not in _COUNTED}
+        planned |= {"--strategy": strategy, "--calibration": calibration}
+        if given := [name for name, value in planned.items() if value is not None]:
+            raise InputError(
+                f"{given[0]} is for plans, which need --machine, such as --machine gb200-nvl72; leave it out to count bytes"
+            )
     models = _models(asked, sizes)
     rows = [] if found is None else rows_of(found, [_case(asked, found, model) for model in models])
     notes = [
@@ -111,14 +123,35 @@ def gather_vs_reshard(
 
 def _models(asked: Asked, sizes: str) -> list[StudiedModel]:
     """The models of `--sizes`, experts of stand-ins in multiples that both layouts can split."""
-    plain = replace(asked, precision=None)
-    specs = [] if asked.from_spec is None or asked.to_spec is None else [asked.from_spec, *asked.to_spec.split(" + ")]
-    step = math.lcm(*(parse_spec(spec).size(Axis.EP) for spec in specs))
+    if asked.model is not None:
+        model_of(asked.model)  # what is wrong with it is no trouble of --sizes
+    specs = [] if asked.from_spec is None or asked.to_spec is None else [
+        spec_of("--from", asked.from_spec), *(spec_of("--to", group) for group in asked.to_spec.split(" + "))
+    ]  # fmt: skip
+    step = math.lcm(*(spec.size(Axis.EP) for spec in specs))
     found = []
     for size in listed("--sizes", sizes, str, "deepseek-v3,2.8T"):
-        model = studied_model(size, asked.model, plain.model_of, step)
-        found.append(model if asked.precision is None else replace(model, model=with_scales(model.model, asked.precision)))
+        model = _model(asked, size, step)
+        with about("--precision"):
+            found.append(model if asked.precision is None else replace(model, model=with_scales(model.model, asked.precision)))
     return found
+
+
+def _model(asked: Asked, size: str, step: int) -> StudiedModel:
+    """The model of one size, scaled and with what else the options say but --precision."""
+
+    def load(name: str) -> Model:
+        return load_model(name, 1 if asked.scale is None else asked.scale, mtp=asked.mtp)
+
+    try:
+        return studied_model(size, asked.model, load, step)
+    except InputError as error:
+        with about("--sizes"), reading(size, CONFIG):
+            if size not in model_names() and parameter_count(size) is None and not os.path.exists(size):
+                raise InputError(f"{error}, or a number of parameters, such as 671B") from None
+            studied_model(size, asked.model, load_model, step)
+        with about("--mtp" if asked.scale is None else "--scale"):
+            raise
 
 
 def _case(asked: Asked, found: Setting, model: StudiedModel) -> Case:

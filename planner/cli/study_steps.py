@@ -5,19 +5,22 @@ from typing import Annotated, Final
 
 import typer
 
+from shardroute.planner.cli.options import about, model_of, rates_of, spec_of
 from shardroute.planner.cli.output import JsonFlag, progress
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption
+from shardroute.planner.cli.plan_ring import tokens_in
 from shardroute.planner.cli.requests import Asked, with_request_options
+from shardroute.planner.cli.ring import check_batch
 from shardroute.planner.cli.study import model_request, repeated, study
-from shardroute.planner.cli.studying import PageOption, StrategiesOption, check_page, listed, rows_of, setting, show
-from shardroute.planner.layouts import load_model, model_names, parse_spec
+from shardroute.planner.cli.studying import MAX_COUNT, PageOption, StrategiesOption, check_page, listed, rows_of, setting, show
+from shardroute.planner.layouts import model_names
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.study_pictures import ring_sections, split_sections
-from shardroute.planner.steps import Carrier, Recompute, StepLayout, dense_model, load_rates, network
+from shardroute.planner.steps import Carrier, Recompute, StepLayout, dense_model, network
 from shardroute.planner.studies import Case, RingStudy, SplitStudy, ring_rows, split_row, splits_of, widened
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import format_count, parse_tokens
+from shardroute.topologies.units import format_count
 
 _SEQS: Final = "32768,65536,131072,262144,524288"
 _RING_SHOWN: Final = ("carrier", "step", "gain", "TFLOP/s", "exposed", "hop", "SMs", "fits")
@@ -32,9 +35,9 @@ _MOST_SPLITS: Final = 7
 def ring_vs_seq(
     model: Annotated[str, typer.Option("--model", help="A shipped dense model, or a config.json.", autocompletion=model_names)],
     machine: OneMachineOption,
-    cp: Annotated[int, typer.Option("--cp", help="Context-parallel ranks: those of a ring.", min=2)],
-    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", min=1)] = 1,
-    fsdp: Annotated[int, typer.Option("--fsdp", help="Data-parallel ranks, which share the weights.", min=1)] = 1,
+    cp: Annotated[int, typer.Option("--cp", help="Context-parallel ranks: those of a ring.", min=2, max=MAX_COUNT)],
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", min=1, max=MAX_COUNT)] = 1,
+    fsdp: Annotated[int, typer.Option("--fsdp", help="Data-parallel ranks, which share the weights.", min=1, max=MAX_COUNT)] = 1,
     seqs: Annotated[str, typer.Option("--seqs", help="Tokens of a sequence, 65536,128K; K is 1024.")] = _SEQS,
     backend: Annotated[
         list[Carrier] | None, typer.Option("--backend", help="What carries hops; repeat it. Default: nccl and nvshmem.")
@@ -61,12 +64,15 @@ def ring_vs_seq(
     """
     check_page(output)
     found = setting(machine, calibration)
-    dense = dense_model(load_model(model))
+    with about("--model"):
+        dense = dense_model(model_of(model))
     n_gpus = cp * tp * fsdp
-    found.topology(n_gpus)  # refuses a count of the machine that has too few
-    lengths = listed("--seqs", seqs, parse_tokens, _SEQS)
+    with about("--machine"):
+        found.topology(n_gpus)  # refuses a count of the machine that has too few
+    lengths = listed("--seqs", seqs, tokens_in, _SEQS)
     carriers = [Carrier.NCCL, Carrier.NVSHMEM] if backend is None else list(dict.fromkeys(backend))
-    step_rates = load_rates(rates or found.machine.name)
+    step_rates = rates_of(found.machine, rates)
+    check_batch(batch, max(lengths))
     asked = StepLayout(seq=lengths[0], cp=cp, tp=tp, fsdp=fsdp, batch=batch, recompute=recompute, overlapped=overlap)
     with progress("predicting training steps") as done:
         rows = ring_rows(dense, asked, lengths, carriers, step_rates, network(found.machine, found.costs, n_gpus), done)
@@ -92,7 +98,7 @@ def ring_vs_seq(
 def split(
     machine: OneMachineOption,
     asked: Asked,
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of the whole cluster.", min=2)],
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of the whole cluster.", min=2, max=MAX_COUNT)],
     train_gpu_s: Annotated[
         float | None, typer.Option("--train-gpu-s", help="GPU seconds that training takes for one step, as you measured.")
     ] = None,
@@ -124,7 +130,7 @@ def split(
     one = model_request(asked)
     assert asked.from_spec is not None
     n_train, n_infer = len(one.problem.source.ranks), len(one.problem.target.ranks)
-    spec = parse_spec(asked.from_spec)
+    spec = spec_of("--from", asked.from_spec)
     splits = splits_of(gpus, n_train, n_infer, _MOST_SPLITS)
     layouts = [str(widened(spec, n_train, each.times)) for each in splits]
 

@@ -7,20 +7,22 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from shardroute.planner.cli.cautions import say_costs
+from shardroute.planner.cli.options import check_known, check_output, machine_of
 from shardroute.planner.cli.output import print_facts, print_json, print_table, progress, say
-from shardroute.planner.cli.plan import calibration_for
+from shardroute.planner.cli.plan import calibration_for, costs_file
+from shardroute.planner.cli.study_files import SUFFIXES, Study, is_page, save_table
 from shardroute.planner.reporting.charts import check_charts
 from shardroute.planner.reporting.pages import page
 from shardroute.planner.reporting.sections import Section
-from shardroute.planner.reports import calibration_warning
+from shardroute.planner.reports import calibration_warning, costs_place
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES
-from shardroute.planner.studies import Case, LoadStudy, RefitRow, RefitStudy, RingStudy, SplitStudy, study_rows
+from shardroute.planner.studies import Case, RefitRow, study_rows
 from shardroute.planner.studies.refits import AUTO
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
-from shardroute.topologies.files import check_writable, write_file
-from shardroute.topologies.machines import Machine, MachineKind, parse_machine
+from shardroute.topologies.files import write_file
+from shardroute.topologies.machines import Machine, MachineKind
 from shardroute.topologies.topologies import Topology, build_topology
 
 # Ours and the usual baseline; both are planned in seconds where `optimal` and `m2n-pack` can take minutes.
@@ -33,7 +35,10 @@ _EXPECTED: Final = ("", "-", "yes", "0")
 _REFIT_COSTS: Final = ("nvlink", "nic", "step", "p2p", "memory")
 
 PageOption = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page (HTML) with plots and tables to this file.")
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write a page with plots and tables to FILE.html, or rows to FILE.csv, FILE.json."
+    ),
 ]
 StrategiesOption = Annotated[
     list[str] | None,
@@ -50,13 +55,16 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all rows of a study have in common; `most_gpus` is how many GPUs there are, None for as many as it takes."""
+    """What all rows of a study have in common; `most_gpus` is how many GPUs there are, None for as many as it takes, and
+    `costs_file` where the costs were read from if they don't ship.
+    """
 
     machine: Machine
     most_gpus: int | None
     costs: Calibration
     options: Options
     strategies: tuple[str, ...]
+    costs_file: str = ""
 
     def topology(self, n_ranks: int, machine: Machine | None = None) -> Topology:
         """As much of the machine, or of a changed one, as the ranks need. Raises InputError beyond what there is."""
@@ -89,21 +97,23 @@ class Setting:
             return [self.caution]
         keys = [f.key for f in self.costs.figures if f.key.partition(".")[0] in tables and f.source.startswith("assumption")]
         assumed = f" Assumed of them, not measured: {', '.join(keys)}." if keys else ""
-        return [f"Costs are those of {self.calibration} (`shardroute machines show {self.costs.machine}`).{assumed}"]
+        return [f"Costs are those of {self.calibration}{costs_place(self.costs, self.costs_file)}.{assumed}"]
 
 
 def setting(text: str, calibration: str | None, strategies: Sequence[str] | None = None) -> Setting:
     """The setting of `--machine`, `--calibration` and `--strategy`. Raises InputError for machines without GPUs."""
     if " + " in text:
-        raise InputError(f"machine {text!r}: a study varies one kind of machine; name one, such as dgx-h100")
-    machine, n_units = parse_machine(text)
+        raise InputError(f"--machine {text!r}: a study varies one kind of machine; name one, such as dgx-h100")
+    machine, n_units = machine_of(text)
     if machine.kind is not MachineKind.GPU:
-        raise InputError(f"machine {machine.name} has no GPUs; studies are of GPU machines, such as dgx-h100")
+        raise InputError(f"--machine {machine.name} has no GPUs; studies are of GPU machines, such as dgx-h100")
     costs = calibration_for(machine, calibration)
     options = Options(calibration=None if calibration is None else costs)
     most = None if n_units is None else n_units * machine.gpus_per_unit
+    for name in strategies or ():
+        check_known("--strategy", name, [*STRATEGIES, AUTO])
     names = _STRATEGIES if strategies is None else tuple(dict.fromkeys(strategies))
-    return Setting(machine, most, costs, options, names)
+    return Setting(machine, most, costs, options, names, costs_file(calibration))
 
 
 def rows_of(found: Setting, cases: Sequence[Case]) -> list[RefitRow]:
@@ -143,14 +153,14 @@ def counts(option: str, text: str, example: str, most: int = MAX_COUNT) -> list[
 
 
 def check_page(output: str | None) -> None:
-    """Raise InputError, before anything takes time, where the page couldn't be drawn or written."""
-    if output is not None:
+    """Raise InputError, before anything takes time, where the page, or the table, couldn't be made or written."""
+    check_output(output, "a study", suffixes=SUFFIXES)
+    if output is not None and is_page(output):
         check_charts()
-        check_writable(output, "the page")
 
 
 def show(
-    study: RefitStudy | LoadStudy | RingStudy | SplitStudy,
+    study: Study,
     sections: Sequence[Section],
     facts: Sequence[tuple[str, str]],
     shown: Sequence[str],
@@ -161,13 +171,15 @@ def show(
     output: str | None,
     n_printed: int = 1,
 ) -> None:
-    """Print a study as JSON, or as the tables of its first sections with the columns `shown`, and write its page.
+    """Print a study as JSON, or as the tables of its first sections with the columns `shown`, and write its file.
 
     `facts` are what it is of; `reasons` says for each row without a time why it has none.
     """
     if found is not None:
         say_costs(found.machine, found.costs)
-    if output is not None:
+    if output is not None and not is_page(output):
+        save_table(study, output)
+    elif output is not None:
         n_drawn = 0
         with progress("drawing") as done:
 
@@ -188,7 +200,7 @@ def show(
             print_facts("\nWithout a time", _grouped(reasons))
         print_facts("", [("-", note) for note in study.notes])
     if output is not None:
-        say(f"page written to {output}; open it in a browser")
+        say(f"page written to {output}; open it in a browser" if is_page(output) else f"study written to {output}")
 
 
 def _grouped(reasons: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

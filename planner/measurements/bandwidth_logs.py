@@ -5,6 +5,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Final
 
+from shardroute.planner.measurements.log_lines import lines_of
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 
 
@@ -32,12 +34,15 @@ def looks_like_bandwidth_log(text: str) -> bool:
     return "nvbandwidth" in text or "bandwidth (GB/s)" in text
 
 
-def read_bandwidth_log(text: str, file: str) -> tuple[BandwidthTest, ...]:
-    """The tests in a log of nvbandwidth; InputError, led by the file's name, when it holds no matrix."""
+def read_bandwidth_log(text: str, file: str, progress: Told = untold) -> tuple[BandwidthTest, ...]:
+    """The tests in a log of nvbandwidth; progress is told the share of the lines that was read.
+
+    InputError, led by the file's name, when it holds no matrix.
+    """
     found: list[BandwidthTest] = []
     name = ""
     values: list[float] = []
-    for line in text.splitlines():
+    for line in lines_of(text, progress):
         if begin := _BEGIN.match(line):
             name, values = begin["name"], []
         elif row := _MATRIX_ROW.match(line):

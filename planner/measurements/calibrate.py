@@ -14,6 +14,7 @@ from shardroute.planner.measurements.channel_fits import ONE_WAY_SHARE, SendRecv
 from shardroute.planner.measurements.nccl_logs import NcclRun, Test, looks_like_nccl_log, merged, read_nccl_log
 from shardroute.planner.measurements.put_fits import put_figures
 from shardroute.planner.measurements.put_logs import PutRun, looks_like_put_log, read_put_log
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.collectives import Collective, CollectiveCurve
 from shardroute.topologies.costs import COST_TABLES, cost_values
@@ -60,27 +61,31 @@ class _Found:
     unused: tuple[str, ...] = ()
 
 
-def calibrate_from_logs(paths: Sequence[str], machine: Machine, base: Calibration) -> Fitted:
+def calibrate_from_logs(
+    paths: Sequence[str], machine: Machine, base: Calibration, progress: Told | None = None
+) -> Fitted:
     """The base calibration with what logs of nccl-tests, nvbandwidth and NVSHMEM's perftest on the machine say instead.
 
     sendrecv_perf in one domain gives [p2p] and nvlink.latency, across domains nic.latency and nic.efficiency; alltoall_perf
     across domains nic.efficiency; collectives become curves, and their large messages [collectives]; nvbandwidth gives
     put.bandwidth and memory.efficiency, perftest [put] and nic.efficiency. Of what several say, nccl-tests' nic.efficiency and
-    nvbandwidth's put.bandwidth count. Raises InputError for a file that can't be read or is no such log, and for logs of which
-    nothing can be used.
+    nvbandwidth's put.bandwidth count. progress is told the share of the logs that was read.
+
+    Raises InputError for a file that can't be read or is no such log, and for logs of which nothing can be used.
     """
     runs: list[NcclRun] = []
     tests: list[BandwidthTest] = []
     puts: list[PutRun] = []
     others: list[str] = []
-    for path in paths:
+    sizes = [Path(path).stat().st_size if Path(path).is_file() else 0 for path in paths]
+    for path, done in zip(paths, parts(progress, sizes), strict=True):
         text = read_file(Path(path), _MAX_LOG_BYTES).decode(errors="replace")
         if looks_like_nccl_log(text) and not looks_like_put_log(text):  # perftest's collectives have these columns too
-            runs += read_nccl_log(text, path)
+            runs += read_nccl_log(text, path, done)
         elif looks_like_bandwidth_log(text):
-            tests += read_bandwidth_log(text, path)
+            tests += read_bandwidth_log(text, path, done)
         elif looks_like_put_log(text):
-            log = read_put_log(text, path)
+            log = read_put_log(text, path, done)
             puts += log.runs
             others += log.unused
         else:

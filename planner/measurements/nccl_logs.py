@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from shardroute.planner.measurements.log_lines import lines_of
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 
 
@@ -66,12 +68,12 @@ _ROW: Final = re.compile(
 )
 
 
-def read_nccl_log(text: str, file: str) -> tuple[NcclRun, ...]:
-    """The runs in a log of nccl-tests, of the programs that Test names.
+def read_nccl_log(text: str, file: str, progress: Told = untold) -> tuple[NcclRun, ...]:
+    """The runs in a log of nccl-tests, of the programs that Test names; progress is told the share of the lines that was read.
 
     Raises InputError, led by the file's name, when there is no row of results, or a run doesn't say its program or ranks.
     """
-    runs = [_run(draft, file) for draft in _drafts(text, file) if draft.rows]
+    runs = [_run(draft, file) for draft in _drafts(text, file, progress) if draft.rows]
     if not runs:
         raise InputError(f"{file}: found no results of nccl-tests; expected rows of size, count, type, ..., time, algbw, busbw")
     return tuple(runs)
@@ -82,11 +84,11 @@ def looks_like_nccl_log(text: str) -> bool:
     return "algbw" in text and "busbw" in text
 
 
-def _drafts(text: str, file: str) -> Iterator[_Draft]:
+def _drafts(text: str, file: str, progress: Told) -> Iterator[_Draft]:
     named = _PROGRAM.search(file)
     program = Test(named[1]) if named else None
     draft = _Draft(test=program)
-    for raw in text.splitlines():
+    for raw in lines_of(text, progress):
         line = LINE_TAG.sub("", raw)
         if found := _PROGRAM.search(line):
             program = Test(found[1])

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from shardroute.planner.measurements.log_lines import lines_of
 from shardroute.planner.measurements.nccl_logs import LINE_TAG
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 
 
@@ -80,11 +82,13 @@ def looks_like_put_log(text: str) -> bool:
     return "warmup iterations: " in text or "&&&& PERF " in text or "size(B)     scope" in text
 
 
-def read_put_log(text: str, file: str) -> PutLog:
-    """The runs in a log of perftest. Raises InputError, led by the file's name, when there is no row of results."""
+def read_put_log(text: str, file: str, progress: Told = untold) -> PutLog:
+    """The runs in a log of perftest; progress is told the share of the lines that was read. Raises InputError, led by the file's
+    name, when there is no row of results.
+    """
     runs: list[PutRun] = []
     unused: list[str] = []
-    for draft in _drafts(text, file):
+    for draft in _drafts(text, file, progress):
         found = _run(draft, file)
         if isinstance(found, str):
             unused.append(f"{file}: {found}")
@@ -95,7 +99,7 @@ def read_put_log(text: str, file: str) -> PutLog:
     return PutLog(tuple(runs), tuple(dict.fromkeys(unused)))
 
 
-def _drafts(text: str, file: str) -> Iterator[_Draft]:
+def _drafts(text: str, file: str, progress: Told) -> Iterator[_Draft]:
     """A draft for each table with rows."""
     named = _PROGRAM.search(file)
     draft = _Draft(program=named[0] if named else "")
@@ -106,7 +110,7 @@ def _drafts(text: str, file: str) -> Iterator[_Draft]:
             yield draft
             draft = _Draft(program=draft.program) if begins else _Draft(draft.pes, draft.device, draft.options, draft.program)
 
-    for raw in text.splitlines():
+    for raw in lines_of(text, progress):
         line = LINE_TAG.sub("", raw).strip()
         if program := _PROGRAM.search(line):
             yield from after_table(begins=True)

@@ -3,11 +3,12 @@
 One run tells one number. Which one, the base calibration's own prediction says: the rate of the busiest resource.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from shardroute.planner.measurements.calibrate import Fitted, kept_figures
 from shardroute.planner.plans import Plan
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import predict
 from shardroute.planner.timelines import Timeline
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
@@ -32,7 +33,7 @@ def calibrate_from_timelines(
     timelines: Sequence[tuple[str, Timeline]],
     plan: Plan,
     base: Calibration,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> Fitted:
     """The base calibration with the rate changed that bound the plan, so that it takes the runs' mean time; progress is told the
     share of the rounds that there may be.
@@ -46,7 +47,8 @@ def calibrate_from_timelines(
         if timeline.digest != plan.digest:
             raise InputError(f"{file}: a timeline of plan {timeline.digest[:16]}, but --plan is {plan.digest[:16]}")
     measured_s = sum(timeline.total_s for _, timeline in timelines) / len(timelines)
-    first = predict(plan, base)
+    told = parts(progress, [1.0] * (_ROUNDS + 1))
+    first = predict(plan, base, progress=told[0])
     if not first.resources or measured_s <= 0:
         raise InputError("the plan moves nothing, so that its run says nothing about rates")
     key = _KEYS[first.resources[0].name.split()[0]]
@@ -60,13 +62,12 @@ def calibrate_from_timelines(
     low, high = value / _SPAN, value * _SPAN if key.endswith("bandwidth") else 1.0
     found, found_s = value, first.predicted_s
     for n_rounds in range(_ROUNDS):
-        if progress is not None:
-            progress((n_rounds + 1) / (_ROUNDS + 1))
         if abs(found_s / measured_s - 1) < _CLOSE:
             break
         low, high = (low, found) if found_s < measured_s else (found, high)
         found = (low * high) ** 0.5
-        found_s = predict(plan, _with(base, key, found, "trial")).predicted_s
+        found_s = predict(plan, _with(base, key, found, "trial"), progress=told[n_rounds + 1]).predicted_s
+    told[-1](1.0)
     files = ", ".join(file for file, _ in timelines)
     error = found_s / measured_s - 1
     if abs(error) > _MOST_ERROR:

@@ -195,7 +195,10 @@ class Plan:
         staged = self.computes.at[operand] >= 0
         driver = self.group_ranks[self.group_ptr[steps.group[self.computes.step[owner[staged]]]]]
         pairs.append(np.stack([driver, self.computes.at[operand[staged]]], axis=1).astype(np.int64))
-        return np.unique(np.concatenate(pairs), axis=0)
+        # One number a pair: to sort rows, 2 million steps took NumPy 3 s.
+        rank, slot = np.concatenate(pairs).T
+        keys = np.sort(rank * len(self.slot_bytes) + slot)
+        return np.stack(np.divmod(keys[np.diff(keys, prepend=-1) != 0], max(len(self.slot_bytes), 1)), axis=1)
 
     @cached_property
     def peak_staging_bytes(self) -> int:

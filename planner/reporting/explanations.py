@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import msgspec
 
-from shardroute.planner.critical_paths import Part, Reason, critical_path, reasons, summarise
+from shardroute.planner.critical_paths import Part, Reason, critical_path, following_us, reasons, summarise
 from shardroute.planner.plans import Plan
 from shardroute.planner.reporting.rivals import Rival
-from shardroute.planner.reports import Busiest, busiest_of, needs_of, traffic
+from shardroute.planner.reports import Busiest, busiest_of, needs_of, reporting_us, traffic
 from shardroute.planner.routing.bounds import Cut, cuts
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import Prediction
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import Machine, MachineKind
@@ -51,10 +52,16 @@ class Explanation(msgspec.Struct, frozen=True):
     sentences: list[str]
 
 
-def explain(plan: Plan, prediction: Prediction, calibration: Calibration, rivals: Sequence[Rival]) -> Explanation:
-    """The explanation of a plan by its prediction at these costs, beside what other strategies take."""
-    bounds, reached_s = _bounds(plan, calibration)
-    chain = critical_path(plan, prediction)
+def explain(
+    plan: Plan, prediction: Prediction, calibration: Calibration, rivals: Sequence[Rival], progress: Told | None = None
+) -> Explanation:
+    """The explanation of a plan by its prediction at these costs, beside what other strategies take; progress is told the share
+    that is done.
+    """
+    bounding, following = parts(progress, (reporting_us(plan), following_us(prediction)))
+    bounds, reached_s = _bounds(plan, calibration, bounding)
+    bounding(1.0)
+    chain = critical_path(plan, prediction, following)
     found = Explanation(
         digest=plan.digest,
         strategy=plan.strategy,
@@ -91,10 +98,10 @@ def reached(topology: Topology, calibration: Calibration) -> Topology:
     )
 
 
-def _bounds(plan: Plan, calibration: Calibration) -> tuple[list[Cut], float | None]:
+def _bounds(plan: Plan, calibration: Calibration, progress: Told) -> tuple[list[Cut], float | None]:
     if plan.problem.summed or plan.attention is not None:
         return [], None
-    needs = needs_of(plan)  # once: for many ranks it takes seconds
+    needs = needs_of(plan, progress)  # once: for many ranks it takes seconds
     at_reached = cuts(needs, reached(plan.topology, calibration), calibration)
     return cuts(needs, plan.topology, calibration), at_reached[0].seconds if at_reached else None
 

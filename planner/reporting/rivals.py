@@ -3,8 +3,7 @@
 Rule: rivals are planned with the options that a plan gets when none are given; a plan doesn't say which it was made with.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,10 +12,11 @@ from shardroute.planner.plans import Plan
 from shardroute.planner.reports import Busiest, busiest_of, traffic
 from shardroute.planner.ring.strategies import RING_STRATEGIES, ring_plan
 from shardroute.planner.ring.tensors import Pass
-from shardroute.planner.routing.auto import DIRECT_PAIRS, OPTIMAL_PAIRS, PLANNING_SHARE, RULES_PAIRS
+from shardroute.planner.routing.auto import CUTTING_SHARE, DIRECT_PAIRS, OPTIMAL_PAIRS, PLANNING_SHARE, RULES_PAIRS
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, pieces_of
 from shardroute.planner.routing.sums import SUMMING
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InfeasibleError, InputError
@@ -57,7 +57,7 @@ def rivals_of(
     predicted_s: float,
     calibration: Calibration,
     names: Sequence[str] | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> list[Rival]:
     """The other strategies, fastest first, those without a plan last; progress is told the share that was tried.
 
@@ -69,17 +69,18 @@ def rivals_of(
         if name not in known:
             raise InputError(f"strategy {name!r} can't do what this plan does; expected one of {', '.join(known)}")
     chosen = [name for name in known if name != plan.strategy] if names is None else list(dict.fromkeys(names))
+    cutting, *told = parts(progress, (CUTTING_SHARE, *[1.0 / max(len(chosen), 1)] * len(chosen)))
     n_pairs = 0
     if names is None and plan.attention is None and not plan.problem.summed:
-        n_pairs = sum(len(needers) for pieces in pieces_of(plan.problem) for needers in pieces.needers)
+        n_pairs = sum(len(needers) for pieces in pieces_of(plan.problem, cutting) for needers in pieces.needers)
     found: list[Rival] = []
-    for name in chosen:
-        inner = None if progress is None else partial(_tell_part, progress, len(found), len(chosen))
+    for name, done in zip(chosen, told, strict=True):
         if n_pairs > _MOST_PAIRS.get(name, n_pairs):
             why = f"{n_pairs:,} pairs of pattern and needing rank, more than {_MOST_PAIRS[name]:,}, take long; name it to try"
             found.append(Rival(name, why_not=why))
             continue
-        found.append(_rival(plan, predicted_s, calibration, name, inner))
+        found.append(_rival(plan, predicted_s, calibration, name, done))
+        done(1.0)
     return sorted(found, key=lambda rival: (rival.predicted_s is None, rival.predicted_s or 0.0, rival.strategy))
 
 
@@ -88,7 +89,7 @@ def predict_anew(
     strategy: str,
     calibration: Calibration,
     topology: Topology | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> tuple[Plan, Prediction]:
     """The plan of another strategy, or for another topology, of the plan's problem, and its prediction; progress is told the
     share that is done. Raises as `make_plan` and `ring_plan` do.
@@ -103,13 +104,7 @@ def predict_anew(
     return other, predict(other, calibration, progress=predicting)
 
 
-def _tell_part(progress: Callable[[float], None], n_done: int, n: int, share: float) -> None:
-    progress((n_done + share) / n)
-
-
-def _rival(
-    plan: Plan, predicted_s: float, calibration: Calibration, name: str, progress: Callable[[float], None] | None
-) -> Rival:
+def _rival(plan: Plan, predicted_s: float, calibration: Calibration, name: str, progress: Told) -> Rival:
     try:
         other, prediction = predict_anew(plan, name, calibration, progress=progress)
     except (InputError, InfeasibleError) as error:

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -19,8 +20,13 @@ from shardroute.planner.memories import check_memory
 from shardroute.planner.piece_tables import PieceTables
 from shardroute.planner.plans import SOURCE, TARGET, Kind, Mode, Op, Plan
 from shardroute.planner.ring.workloads import KEY_SIDE, LSE, Attention
+from shardroute.planner.shares import Told, heard, part
 from shardroute.planner.slots import known_by, tells
 from shardroute.topologies.errors import InputError, PlanError
+
+# The share of laying out tiles and pieces in a proof, and the steps between two shares that are told: some 20 ms.
+_TABLED: Final = 0.25
+_A_SHARE: Final = 1024
 
 _READS = {
     Kind.ATTEND: {"q", "k", "v"},
@@ -34,14 +40,19 @@ _CHANGES = {
 }
 
 
-def check_attention(plan: Plan) -> Proof:
-    """Prove that the plan computes its call. Raises PlanError naming the tensor, box, rank or step that is wrong."""
+def check_attention(plan: Plan, progress: Told | None = None) -> Proof:
+    """Prove that the plan computes its call; progress is told the share that is done.
+
+    Raises PlanError naming the tensor, box, rank or step that is wrong.
+    """
+    done = heard(progress)
     try:
         check_memory(plan.problem.tensors, plan.problem.target)
     except InputError as error:
         raise PlanError(str(error)) from error
     check_waits(plan)
-    return _Walk(plan).proof()
+    walk = _Walk(plan)
+    return walk.proof(part(done, _TABLED, 1.0))
 
 
 @dataclass(slots=True, eq=False)
@@ -166,12 +177,14 @@ class _Walk:
         self._waits: set[int] = set()
         self._done: set[int] = set()
 
-    def proof(self) -> Proof:
-        """Follow all steps, then look at what lies in the destination."""
+    def proof(self, progress: Told) -> Proof:
+        """Follow all steps, then look at what lies in the destination; progress is told the share of the steps that is done."""
         plan = self._plan
         steps, computes = plan.steps, iter(range(len(plan.computes)))
         columns = (steps.op, steps.bundle, steps.src, steps.dst, steps.group, steps.src_at, steps.dst_at)
         for step, (op, bundle, src, dst, group, src_at, dst_at) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            if step % _A_SHARE == 0:
+                progress(step / len(steps))
             self._waits = {*self._after[step]}
             # Who waits for a step waits for what that step waited for.
             self._done = self._waits.union(*(self._after[wait] for wait in self._waits if self._tells[wait]))
@@ -189,6 +202,7 @@ class _Walk:
                     self._compute(step, next(computes), members[0])
                 case Op.BARRIER:
                     pass
+        progress(1.0)
         return self._delivered()
 
     def _move(self, step: int, bundle: int, src: int, src_at: int, to: list[int], dst_at: int) -> None:

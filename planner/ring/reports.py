@@ -1,7 +1,5 @@
 """What a plan of an attention call comes to, in numbers: traffic, memory, arithmetic, prediction."""
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 
@@ -9,12 +7,16 @@ from shardroute.planner.backends.computes import cpu_seconds, gpu_seconds
 from shardroute.planner.plans import Op, Plan
 from shardroute.planner.reports import traffic
 from shardroute.planner.ring.tensors import Pass, describe
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.planner.stagings import staging_facts, staging_of
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.units import format_bytes, format_count, format_seconds
+
+# The share of predicting in a report of a plan of GPUs; the rest adds up what ranks compute.
+_PREDICTED = 0.6
 
 
 class RingReport(msgspec.Struct, frozen=True):
@@ -52,11 +54,11 @@ def ring_report(
     calibration: Calibration | None,
     why: str = "",
     plan_s: float | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> RingReport:
     """The plan in numbers; without a calibration, or where attention has no costs, what rests on a prediction is None.
 
-    `why` says why there is no calibration. progress is told the share of predicting that is done.
+    `why` says why there is no calibration. progress is told the share that is done.
     """
     attention = plan.attention
     assert attention is not None
@@ -64,9 +66,12 @@ def ring_report(
     flops = sum(attention.flops(backward=backward) for backward in _passes(what))
     prediction: Prediction | None = None
     computed_s: float | None = None
+    predicting, computing = parts(progress, (_PREDICTED, 1.0 - _PREDICTED))
     if calibration is not None:
         try:
-            prediction, computed_s = predict(plan, calibration, progress=progress), _computed_s(plan, calibration)
+            prediction = predict(plan, calibration, progress=predicting)
+            computed_s = _computed_s(plan, calibration)
+            computing(1.0)
         except InputError as error:
             why = str(error)
     predicted_s = None if prediction is None else prediction.predicted_s

@@ -28,7 +28,7 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 # As for sums of elements elsewhere: tokens times heads times width stays far below 2^59.
 MAX_TOKENS: Final = 2**40
 # No count of ranks, heads, width or sequences comes near, and products with small numbers stay in 64 bits.
-_MAX_COUNT = 2**31
+MAX_COUNT = 2**31
 # Packed streams have tens, some hundreds of them. Masks of n chunks take n^2 numbers: of 2,048 documents a few hundred MB.
 _MAX_DOCUMENTS = 2048
 
@@ -75,7 +75,7 @@ class Attention:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         object.__setattr__(self, "grad_dtype", dtype_name(self.grad_dtype) if self.grad_dtype else self.dtype)
         for name in ("n_ranks", "n_heads", "n_kv_heads", "head_dim", "batch"):
-            if not 1 <= getattr(self, name) <= _MAX_COUNT:
+            if not 1 <= getattr(self, name) <= MAX_COUNT:
                 raise InputError(f"{name}: expected a count from 1 to 2^31, found {getattr(self, name)}")
         for name in ("dtype", "grad_dtype"):
             if getattr(self, name) not in _FLOATS:

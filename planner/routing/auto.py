@@ -11,6 +11,7 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, backend_for, pieces_of, with_windows
 from shardroute.planner.routing.sums import SUMMING, plan_sums
+from shardroute.planner.shares import Told, heard, parts
 from shardroute.planner.simulator.refit import Prediction, predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
@@ -26,6 +27,8 @@ RULES_PAIRS = 1_000_000
 DIRECT_PAIRS = 10_000
 # The share of planning in planning and predicting: a quarter to a third from 300 thousand to 1.1 million steps (DeepSeek-V3).
 PLANNING_SHARE = 0.25
+# The share of cutting tensors into pieces, once for all strategies.
+CUTTING_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +46,18 @@ def choose(
     topology: Topology,
     calibration: Calibration,
     options: Options | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> Choice:
     """The fastest plan by prediction among the strategies that suit the problem's size; progress is told the share done."""
     options = Options() if options is None else options
     if problem.summed:
 
-        def sums(way: str, _told: Callable[[float], None]) -> Plan:
+        def sums(way: str, _told: Told) -> Plan:
             return with_windows(plan_sums(problem, topology, way, options), options)
 
         return _fastest([*SUMMING], sums, calibration, (), progress)
-    whole, backend = pieces_of(problem), backend_for(problem, topology)
+    cutting, progress = parts(progress, (CUTTING_SHARE, 1.0 - CUTTING_SHARE))
+    whole, backend = pieces_of(problem, cutting), backend_for(problem, topology)
     n_pairs = sum(len(needers) for pieces in whole for needers in pieces.needers)
     tried: list[str] = ["greedy"]
     left_out = []
@@ -68,7 +72,7 @@ def choose(
     if n_pairs <= DIRECT_PAIRS:
         tried.append("direct")
 
-    def plan(strategy: str, told: Callable[[float], None]) -> Plan:
+    def plan(strategy: str, told: Told) -> Plan:
         heard = replace(options, told=told)
         return with_windows(STRATEGIES[strategy].plan(problem, whole, topology, backend, heard), options)
 
@@ -77,13 +81,13 @@ def choose(
 
 def _fastest(
     names: Sequence[str],
-    make: Callable[[str, Callable[[float], None]], Plan],
+    make: Callable[[str, Told], Plan],
     calibration: Calibration,
     left_out: Sequence[str],
-    progress: Callable[[float], None] | None,
+    progress: Told | None,
 ) -> Choice:
     """The fastest of the plans that these strategies make, the first of equals."""
-    done = progress if progress is not None else _untold
+    done = heard(progress)
     plans: dict[str, Plan] = {}
     for name in names:
 
@@ -109,10 +113,6 @@ def _fastest(
 def _same_steps(one: Plan, other: Plan) -> bool:
     """Whether two plans differ in the name of their strategy only: `greedy` may take the trees of `domain-relay` as they are."""
     return len(one.steps) == len(other.steps) and replace(one, strategy=other.strategy).digest == other.digest
-
-
-def _untold(_share: float) -> None:
-    pass
 
 
 def _reason(best: str, seconds: dict[str, float], left_out: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 
 # Messages that a rank sends at once on a lane. One at a time leaves the NIC idle for every hop's latency and for every
-# moment in which a receiver is shared. On EP16 -> DP8 x TP32 over 34 DGX H100 the simulator gives 23, 17, 13.0 and 12.4 ms for 1,
-# 2, 4 and 8, were queues to go on by themselves; in NCCL's groups 21, 19, 19 and 20 ms, over 4 racks of GB200 16, 14, 15 and 11.
+# moment in which a receiver is shared. On EP16 -> DP8 x TP32 the simulator gives 20, 16, 15 and 14 ms for 1, 2, 4 and 8 in NCCL's
+# groups over 34 DGX H100 (were receivers always ready, 23, 17, 13.0 and 12.4), and 10.1, 8.2, 7.4 and 7.1 over 4 racks of GB200.
 N_QUEUES = 8
 # Staging memory a GPU where the user sets no limit. NCCL M2N (nccl-extensions 0.1.0) takes up to 8 GiB, four slots of 2 GiB.
 STAGING_BYTES = 2**30

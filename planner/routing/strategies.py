@@ -11,12 +11,16 @@ from shardroute.planner.routing import gather_broadcast, greedy, hybrid, m2n_pac
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.rules import Rule, plan_by_rule
 from shardroute.planner.routing.sums import SUMMING, plan_sums
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.topologies import Topology
 
 # Routing looks at each needing rank of a pattern by itself: beyond this, minutes go by.
 MOST_RANKS = 2**16
+
+# The share of `pieces_of` in planning: 0.5 s of 6 s with DeepSeek-V3 between 1,024 and 1,024 GPUs.
+PIECES_SHARE = 0.08
 
 Planner = Callable[[Problem, Sequence[Pieces], Topology, Backend, Options], Plan]
 
@@ -76,8 +80,8 @@ STRATEGIES: Mapping[str, Strategy] = {
 }
 
 
-def pieces_of(problem: Problem) -> tuple[Pieces, ...]:
-    """The pieces of each class of the problem.
+def pieces_of(problem: Problem, progress: Told | None = None) -> tuple[Pieces, ...]:
+    """The pieces of each class of the problem; progress is told the share of them that is done.
 
     Raises InfeasibleError when a needed element is held nowhere, InputError above MOST_RANKS.
     """
@@ -87,12 +91,14 @@ def pieces_of(problem: Problem) -> tuple[Pieces, ...]:
         ways = " or ".join(SUMMING)
         raise InfeasibleError(f"the source is partial, and its addends are no copies of each other; plan with {ways}")
     found = []
-    for cls in problem.classes:
+    told = parts(progress, [len(cls.source) + len(cls.target) for cls in problem.classes])
+    for cls, done in zip(problem.classes, told, strict=True):
         try:
             found.append(overlap(cls.source, cls.target))
         except InfeasibleError as error:
             name = problem.tensors[int(cls.members[0])].name
             raise InfeasibleError(f"tensor {name}: {error}; `check --from-json --to-json` lists all that is lacking") from None
+        done(1.0)
     return tuple(found)
 
 
@@ -113,7 +119,8 @@ def make_plan(
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r} is not known; expected one of {', '.join(STRATEGIES)}")
     options = with_message_bytes(options, message_bytes)
-    plan = STRATEGIES[strategy].plan(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+    whole, rest = pieces_of(problem, options.part(0.0, PIECES_SHARE).told), options.part(PIECES_SHARE, 1.0)
+    plan = STRATEGIES[strategy].plan(problem, whole, topology, backend_for(problem, topology), rest)
     return with_windows(plan, options)
 
 
@@ -131,7 +138,8 @@ def with_windows(plan: Plan, options: Options) -> Plan:
 def make_solution(problem: Problem, topology: Topology, options: Options | None = None) -> optimal.Solution:
     """The plan of `optimal` with its objective, bound and gap. Raises as make_plan does."""
     options = Options() if options is None else options
-    found = optimal.solution(problem, pieces_of(problem), topology, backend_for(problem, topology), options)
+    whole, rest = pieces_of(problem, options.part(0.0, PIECES_SHARE).told), options.part(PIECES_SHARE, 1.0)
+    found = optimal.solution(problem, whole, topology, backend_for(problem, topology), rest)
     return replace(found, plan=with_windows(found.plan, options))
 
 

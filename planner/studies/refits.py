@@ -7,28 +7,33 @@ import msgspec
 
 from shardroute.planner.layouts.holdings import totals
 from shardroute.planner.problems import Problem
-from shardroute.planner.reports import Busiest, PlanReport, report
+from shardroute.planner.reports import Busiest, PlanReport, report, reporting_us
 from shardroute.planner.routing.auto import PLANNING_SHARE, choose
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.shares import Told, parts
+from shardroute.planner.simulator.refit import predict, predicting_us
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InfeasibleError, InputError
 from shardroute.topologies.topologies import Topology
 
 AUTO = "auto"
+# The share of making the problem in a case.
+_MADE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One value of what varies: its name for people, its number, and what makes the problem and the machines for it.
 
-    `make` may raise InputError or InfeasibleError: the case is then a row that says why.
+    `make` may raise InputError or InfeasibleError: the case is then a row that says why. `weight` says about how long the case
+    takes beside others, by what is known of it before: GPUs.
     """
 
     name: str
     value: float
     make: Callable[[], tuple[Problem, Topology]]
+    weight: float = 1.0
 
 
 class RefitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,29 +89,29 @@ def study_rows(
     strategies: Sequence[str],
     calibration: Calibration,
     options: Options | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> list[RefitRow]:
-    """A row a case and strategy, in that order. Raises InputError for an unknown strategy, and the first reason where no case has
-    a plan.
+    """A row a case and strategy, in that order; progress is told the share that is done.
+
+    Raises InputError for an unknown strategy, and the first reason where no case has a plan.
     """
     for name in strategies:
         if name != AUTO and name not in STRATEGIES:
             raise InputError(f"strategy {name!r} is not known; expected one of {', '.join([*STRATEGIES, AUTO])}")
     rows: list[RefitRow] = []
-    n = len(cases) * len(strategies)
-    for case in cases:
+    for case, done in zip(cases, parts(progress, [case.weight for case in cases]), strict=True):
+        made, *told = parts(done, (_MADE, *[(1.0 - _MADE) / len(strategies)] * len(strategies)))
         try:
             problem, topology = case.make()
         except (InputError, InfeasibleError) as error:
             rows += [RefitRow(name=case.name, value=case.value, strategy=name, why_not=str(error)) for name in strategies]
+            done(1.0)
             continue
+        made(1.0)
         held = [int(totals(problem.tensors, side).n_bytes.max(initial=0)) for side in (problem.source, problem.target)]
-        for name in strategies:
-            done = len(rows)
-            inner = None if progress is None else lambda part, done=done: progress((done + part) / n)
-            rows.append(_row(case, problem, topology, name, calibration, options, held, inner))
-            if progress is not None:
-                progress(len(rows) / n)
+        for name, done_by in zip(strategies, told, strict=True):
+            rows.append(_row(case, problem, topology, name, calibration, options, held, done_by))
+            done_by(1.0)
     if all(row.predicted_s is None for row in rows):
         raise InputError(rows[0].why_not)
     return rows
@@ -120,7 +125,7 @@ def _row(
     calibration: Calibration,
     options: Options | None,
     held: Sequence[int],
-    progress: Callable[[float], None] | None,
+    progress: Told,
 ) -> RefitRow:
     try:
         found = _report(problem, topology, strategy, calibration, options, progress)
@@ -142,11 +147,12 @@ def _report(
     strategy: str,
     calibration: Calibration,
     options: Options | None,
-    progress: Callable[[float], None] | None,
+    progress: Told,
 ) -> PlanReport:
     if strategy == AUTO:
         choice = choose(problem, topology, calibration, options, progress)
         return report(choice.plan, choice.prediction, calibration)
-    heard = replace(Options() if options is None else options, told=progress)
-    plan = make_plan(problem, topology, strategy, options=heard.part(0.0, PLANNING_SHARE))
-    return report(plan, predict(plan, calibration, progress=heard.part(PLANNING_SHARE, 1.0).told), calibration)
+    planned, rest = parts(progress, (PLANNING_SHARE, 1.0 - PLANNING_SHARE))
+    plan = make_plan(problem, topology, strategy, options=replace(Options() if options is None else options, told=planned))
+    predicted, reported = parts(rest, (predicting_us(plan), reporting_us(plan)))
+    return report(plan, predict(plan, calibration, progress=predicted), calibration, progress=reported)

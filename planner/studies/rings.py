@@ -1,11 +1,12 @@
 """Training steps with ring attention as sequences grow: what NCCL, and what NVSHMEM, makes of the same hops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
 from shardroute.planner.backends.rates import StepRates
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.steps import Carrier, DenseModel, Network, StepLayout, predict_step
 from shardroute.topologies.errors import InputError
 
@@ -51,18 +52,20 @@ def ring_rows(
     carriers: Sequence[Carrier],
     rates: StepRates,
     net: Network,
-    progress: Callable[[float], None] | None = None,
+    progress: Told | None = None,
 ) -> list[RingRow]:
     """A row a length and carrier, in that order; `layout` gives the rest. Raises InputError, the first reason, where no row has a
     time.
     """
     rows: list[RingRow] = []
+    told = iter(parts(progress, [1.0] * (len(seqs) * len(carriers))))
     for seq in seqs:
-        of_seq = [_row(model, replace(layout, seq=seq, carrier=carrier), rates, net) for carrier in carriers]
+        of_seq = []
+        for carrier in carriers:
+            of_seq.append(_row(model, replace(layout, seq=seq, carrier=carrier), rates, net))
+            next(told)(1.0)
         nccl_s = next((row.step_s for row in of_seq if row.carrier == Carrier.NCCL), None)
         rows += [_with_gain(row, nccl_s) for row in of_seq]
-        if progress is not None:
-            progress(len(rows) / (len(seqs) * len(carriers)))
     if all(row.step_s is None for row in rows):
         raise InputError(rows[0].why_not)
     return rows

@@ -27,6 +27,7 @@ from shardroute.planner.routing import m2n_window
 from shardroute.planner.routing.m2n_window import Way
 from shardroute.planner.routing.sizes import split_all
 from shardroute.planner.routing.strategies import backend_for, pieces_of
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
@@ -157,8 +158,12 @@ def bench(model: Model, source: ParallelSpec, target: ParallelSpec) -> Bench:
     return Bench(n_stages, stage_ranks, target.size(Axis.TP) * target.size(Axis.DP), tuple(tensors))
 
 
-def pattern_times(run: Bench, machine: Machine, domain_gpus: int, calibration: Calibration, way: Way) -> list[PatternTime]:
+def pattern_times(
+    run: Bench, machine: Machine, domain_gpus: int, calibration: Calibration, way: Way, progress: Told | None = None
+) -> list[PatternTime]:
     """What each pattern of the run is predicted to take, in order; patterns that are alike are simulated once.
+
+    progress is told the share that is done.
 
     domain_gpus: of an NVLink domain of the system, 0 for those of the machine. Raises InputError where NCCL's LSA teams would be
     parts of a host, which no machine here can be.
@@ -173,11 +178,13 @@ def pattern_times(run: Bench, machine: Machine, domain_gpus: int, calibration: C
     topology = build_topology(teams, None, run.n_ranks)
     known: dict[tuple[object, ...], float] = {}
     found = []
-    for name, tensors in run.patterns.items():
+    told = parts(progress, [min(len(tensors), _TURNS * run.n_stages) for tensors in run.patterns.values()])
+    for (name, tensors), done in zip(run.patterns.items(), told, strict=True):
         key = tuple((one.tensor.shape, one.tensor.dtype, one.stage, one.source, one.target) for one in tensors)
         if key not in known:
             known[key] = _pattern_s(run, tensors, topology, calibration, way)
         found.append(PatternTime(name, len(tensors), known[key]))
+        done(1.0)
     return found
 
 

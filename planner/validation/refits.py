@@ -10,7 +10,7 @@ over the others. Rows of M2N's own benchmark are simulated as it times them (`mo
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,15 +19,18 @@ import numpy as np
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.catalogue import load_model
 from shardroute.planner.layouts.models.parameters import Model
-from shardroute.planner.layouts.notation import parse_spec
+from shardroute.planner.layouts.notation import Axis, parse_spec
 from shardroute.planner.layouts.tensors import Layout
 from shardroute.planner.plans import Plan
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import refit_problem
 from shardroute.planner.routing import gather_broadcast
+from shardroute.planner.routing.auto import PLANNING_SHARE
 from shardroute.planner.routing.hybrid import in_bulk
 from shardroute.planner.routing.m2n_window import Way
+from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import backend_for, make_plan, pieces_of
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import predict
 from shardroute.planner.studies.sizes import STAND_INS, studied_model
 from shardroute.planner.validation.model_benches import bench, pattern_times
@@ -91,28 +94,37 @@ class _Simulated:
 
 
 def refit_rows(
-    refits: Sequence[PublishedRefit] | None = None, progress: Callable[[float], None] | None = None
+    refits: Sequence[PublishedRefit] | None = None, progress: Told | None = None
 ) -> Iterator[ValidationRow]:
-    """Published refits with their predictions; by default all of them, which takes half a minute."""
+    """Published refits with their predictions; by default all of them, which takes half a minute.
+
+    progress is told the share that is done.
+    """
     refits = published_refits() if refits is None else refits
-    simulated = []
-    for done, published in enumerate(refits):
-        if progress is not None:
-            progress(done / len(refits))
-        simulated.append(_Simulated(published, _moved(published)))
-    yield from _rows(simulated)
+    told = parts(progress, [*map(n_gpus, refits)])
+    yield from _rows([_Simulated(published, _moved(published, done)) for published, done in zip(refits, told, strict=True)])
+
+
+def n_gpus(case: RefitCase) -> int:
+    """GPUs of both sides: about how long the case takes beside others, 3 to 10 ms each on one core of a Xeon (2026-11-30)."""
+    total = 0
+    for spec in map(parse_spec, (case.source_spec, case.target_spec)):
+        dense = math.prod(size for axis, size in spec.axes if axis not in (Axis.PP, Axis.EP, Axis.ETP, Axis.VPP))
+        total += spec.size(Axis.PP) * max(dense, spec.size(Axis.EP) * spec.size(Axis.ETP))
+    return total
 
 
 def forecasts(
-    refits: Sequence[AssumedRefit] | None = None, progress: Callable[[float], None] | None = None
+    refits: Sequence[AssumedRefit] | None = None, progress: Told | None = None
 ) -> Iterator[Forecast]:
-    """Refits that are spoken of without a number, or without what it was measured on, with predictions under what is assumed."""
+    """Refits that are spoken of without a number, or without what it was measured on, with predictions under what is assumed.
+
+    progress is told the share that is done.
+    """
     refits = assumed_refits() if refits is None else refits
-    for done, case in enumerate(refits):
-        if progress is not None:
-            progress(done / len(refits))
+    for case, done in zip(refits, parts(progress, [*map(n_gpus, refits)]), strict=True):
         # Of DeepSeek-V3 on GB200 4 layers run at two thirds of the rate of 8 and of all 61: 8 alone make 3.96 s, all 4.03 s.
-        moved = _moved(case, few=0 if case.strategy == "gather-broadcast" else _LAYERS)
+        moved = _moved(case, done, few=0 if case.strategy == "gather-broadcast" else _LAYERS)
         yield Forecast(
             case.group,
             _name(case),
@@ -152,18 +164,18 @@ def _control_s(case: RefitCase) -> float:
     return 0.0 if control is None else control.tensor_s
 
 
-def _moved(case: RefitCase, few: int = _LAYERS) -> _Moved:
+def _moved(case: RefitCase, progress: Told, few: int = _LAYERS) -> _Moved:
     model, source, target = _model(case), parse_spec(case.source_spec), parse_spec(case.target_spec)
     machine, calibration = load_machine(case.machine), default_calibration(case.machine)
     if case.strategy in BENCH_WAYS:
         run = bench(model, source, target)
-        times = pattern_times(run, machine, case.domain_gpus, calibration, BENCH_WAYS[case.strategy])
+        times = pattern_times(run, machine, case.domain_gpus, calibration, BENCH_WAYS[case.strategy], progress)
         total_s = math.fsum(one.time_s for one in times)
         how = f"{total_s:.2f} s for {len(times)} patterns of {len(run.tensors):,} tensors, one after the other"
         return _Moved(total_s, how, 0)
     problem, _ = refit_problem(model, source, target)
     topology = build_topology(with_domains(machine, case.domain_gpus), None, problem.n_ranks)
-    found = refit_time(problem, topology, case.strategy, calibration, few)
+    found = refit_time(problem, topology, case.strategy, calibration, few, progress)
     n_weights = exported_weights(problem, case.strategy) if case.framework else 0
     return _Moved(found.time_s, f"{found.time_s:.2f} s simulated with {found.n_simulated} of {found.n_layers} layers", n_weights)
 
@@ -194,29 +206,40 @@ def exported_weights(problem: Problem, strategy: str) -> int:
     return int(held.max(initial=0)) + gathered
 
 
-def refit_time(problem: Problem, topology: Topology, strategy: str, calibration: Calibration, few: int = _LAYERS) -> RefitTime:
+def refit_time(
+    problem: Problem,
+    topology: Topology,
+    strategy: str,
+    calibration: Calibration,
+    few: int = _LAYERS,
+    progress: Told | None = None,
+) -> RefitTime:
     """Predicted time of the problem by the strategy: of the whole, or continued along bytes from `few` and 8 layers, from 8 alone
-    where `few` is 0.
+    where `few` is 0. progress is told the share that is done.
     """
     of_layer = _layers(problem)
     layers = np.unique(of_layer[of_layer != _NO_LAYER])
 
-    def simulated(part: Problem) -> tuple[float, int]:
-        return predict(_plan(part, topology, strategy), calibration).predicted_s, part.n_bytes
+    def simulated(part: Problem, done: Told) -> tuple[float, int]:
+        planned, predicted = parts(done, (PLANNING_SHARE, 1.0 - PLANNING_SHARE))
+        plan = _plan(part, topology, strategy, Options(told=planned))
+        planned(1.0)
+        return predict(plan, calibration, progress=predicted).predicted_s, part.n_bytes
 
+    fewer, more = parts(progress, (few, 2 * _LAYERS))
     if len(layers) <= 2 * _LAYERS:
-        return RefitTime(simulated(problem)[0], len(layers), len(layers))
-    few_s, few_bytes = simulated(_with_layers(problem, of_layer, layers, few)) if few else (0.0, 0)
-    more_s, more_bytes = simulated(_with_layers(problem, of_layer, layers, 2 * _LAYERS))
+        return RefitTime(simulated(problem, more)[0], len(layers), len(layers))
+    few_s, few_bytes = simulated(_with_layers(problem, of_layer, layers, few), fewer) if few else (0.0, 0)
+    more_s, more_bytes = simulated(_with_layers(problem, of_layer, layers, 2 * _LAYERS), more)
     per_byte_s = (more_s - few_s) / (more_bytes - few_bytes)
     return RefitTime(few_s + (problem.n_bytes - few_bytes) * per_byte_s, len(layers), 2 * _LAYERS)
 
 
-def _plan(problem: Problem, topology: Topology, strategy: str) -> Plan:
+def _plan(problem: Problem, topology: Topology, strategy: str, options: Options) -> Plan:
     if strategy != ROOT_ALONE:
-        return make_plan(problem, topology, strategy)
+        return make_plan(problem, topology, strategy, options=options)
     backend = backend_for(problem, topology)
-    return gather_broadcast.plan(problem, pieces_of(problem), topology, backend, root_alone=True)
+    return gather_broadcast.plan(problem, pieces_of(problem), topology, backend, root_alone=True, told=options.told)
 
 
 def _layers(problem: Problem) -> Ints:

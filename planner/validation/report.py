@@ -1,8 +1,9 @@
 """Every published collective and refit beside its prediction, and what the rows come to: what `shardroute validate` shows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.validation.collectives import DISTURBED, collective_rows, left_out_groups, most_collective_rows
 from shardroute.planner.validation.goals import COLLECTIVES, REFITS, Goal, goal_of
 from shardroute.planner.validation.published import (
@@ -12,7 +13,7 @@ from shardroute.planner.validation.published import (
     published_refits,
     refits_left_out,
 )
-from shardroute.planner.validation.refits import forecasts, refit_rows
+from shardroute.planner.validation.refits import forecasts, n_gpus, refit_rows
 from shardroute.planner.validation.rows import Forecast, Summary, ValidationRow, summarise, telling
 
 
@@ -29,7 +30,7 @@ class Report:
     beside: tuple[Forecast, ...] = ()
 
 
-def collective_report(progress: Callable[[float], None] | None = None) -> Report:
+def collective_report(progress: Told | None = None) -> Report:
     """Collectives and permutes. Takes some seconds; progress is told the share that is done."""
     rows = tuple(telling(collective_rows(), most_collective_rows(), progress))
     never = [row for row in rows if not row.fitted]
@@ -47,16 +48,12 @@ def collective_report(progress: Callable[[float], None] | None = None) -> Report
     return Report(rows, tuple(summaries), collectives_left_out(), goal)
 
 
-def refit_report(progress: Callable[[float], None] | None = None) -> Report:
+def refit_report(progress: Told | None = None) -> Report:
     """Refits, and predictions to set beside them. Takes most of a minute; progress is told the share that is done."""
     published, assumed = published_refits(), assumed_refits()
-    n = len(published) + len(assumed)
-
-    def told(first: int, of: int) -> Callable[[float], None] | None:
-        return None if progress is None else lambda share: progress((first + share * of) / n)
-
-    rows = tuple(refit_rows(published, told(0, len(published))))
-    beside = tuple(forecasts(assumed, told(len(published), len(assumed))))
+    of_rows, of_forecasts = parts(progress, [sum(map(n_gpus, cases)) for cases in (published, assumed)])
+    rows = tuple(refit_rows(published, of_rows))
+    beside = tuple(forecasts(assumed, of_forecasts))
     stated = [row for row in rows if row.kind == "refit"]
     groups = dict.fromkeys(row.series for row in stated)
     summaries = [

@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.validation.attention_rows import attention_rows, kernel_rows, n_attention_rows, own_rows, skipped_calls
 from shardroute.planner.validation.goals import RING_GAINS, RING_OTHERS, RING_STEPS, Limit
 from shardroute.planner.validation.rows import Summary, ValidationRow, summarise, telling
@@ -33,20 +34,17 @@ class RingReport:
     goals: tuple[Limit, ...]
 
 
-# Of the time that a report takes: training steps, and attention; the rest are gains. 2.8 s, 1.3 s and 0.8 s on a 2-core Xeon.
-_STEPS_SHARE: Final = 0.57
-_ATTENTION_SHARE: Final = 0.84
+# Seconds that training steps, attention and gains take on a 2-core Xeon.
+_WEIGHTS: Final = (2.8, 1.3, 0.8)
 
 
-def ring_report(progress: Callable[[float], None] | None = None) -> RingReport:
+def ring_report(progress: Told | None = None) -> RingReport:
     """Predict every published row. Takes a few seconds; progress is told the share that is done."""
 
-    def told(first: float, last: float) -> Callable[[float], None] | None:
-        return None if progress is None else lambda share: progress(first + share * (last - first))
-
+    of_steps, of_attention, of_gains = parts(progress, _WEIGHTS)
     # Two columns of the table are predicted, and the first takes nearly all of the time: its rates are fitted anew for each row.
-    steps = list(telling(step_rows(), len(published_steps()), told(0.0, _STEPS_SHARE)))
-    calls = telling(attention_rows(), n_attention_rows(), told(_STEPS_SHARE, _ATTENTION_SHARE))
+    steps = list(telling(step_rows(), len(published_steps()), of_steps))
+    calls = telling(attention_rows(), n_attention_rows(), of_attention)
     attention, kernels = [*calls, *te_rows()], tuple(kernel_rows())
     explained = [row for row in steps if row.kind == "step"]
     reasons: dict[str, int] = {}
@@ -54,6 +52,7 @@ def ring_report(progress: Callable[[float], None] | None = None) -> RingReport:
         reasons[reason] = reasons.get(reason, 0) + 1
     unseen = [row for row in attention if not row.fitted]
     found_gains = tuple(gains())
+    of_gains(1.0)
     summaries = [
         summarise("training steps, NVSHMEM", [row for row in explained if row.fitted]),
         summarise("training steps, NCCL, tp 1", [row for row in explained if not row.fitted]),

@@ -1,8 +1,10 @@
 """Rows of a validation: one published measurement each, with what is predicted for it, and what a set of rows comes to."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from shardroute.planner.shares import Told, heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,14 @@ def summarise(name: str, rows: Iterable[ValidationRow]) -> Summary:
 
 
 def telling(
-    rows: Iterable[ValidationRow], n_rows: int, progress: Callable[[float], None] | None
+    rows: Iterable[ValidationRow], n_rows: int, progress: Told | None
 ) -> Iterator[ValidationRow]:
-    """The rows, while progress is told the share of them that is done. n_rows may be a guess: no more than 1 is told."""
-    for done, row in enumerate(rows, 1):
-        if progress is not None:
-            progress(min(done / n_rows, 1.0))
+    """The rows, while progress is told the share of them that is done.
+
+    n_rows may be a guess: no more than 1 is told, and 1 at the end.
+    """
+    done = heard(progress)
+    for n_done, row in enumerate(rows, 1):
+        done(min(n_done / n_rows, 1.0))
         yield row
+    done(1.0)

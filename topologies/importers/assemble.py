@@ -13,6 +13,7 @@ from shardroute.topologies.figures import Figure, Quantity, figure_value, read_f
 from shardroute.topologies.importers.hosts import Host
 from shardroute.topologies.importers.nics import NicChoice, Rail, chosen_nics, swapped_cables
 from shardroute.topologies.machines import QUANTITIES, Machine, MachineKind, load_machine, machine_names
+from shardroute.topologies.topologies import MAX_GPUS
 
 # GPUs of the shipped machines as files name them: device ids of https://pci-ids.ucw.cz/v2.2/pci.ids, vendor 10de; product names
 # as `nvidia-smi -L` prints them.
@@ -165,6 +166,8 @@ def _per_domain(inputs: Inputs, host: Host) -> int:
     if inputs.hosts_per_domain is not None:
         if inputs.hosts_per_domain < 1:
             raise InputError(f"--domain-hosts: expected 1 or more, found {inputs.hosts_per_domain}")
+        if inputs.hosts_per_domain > MAX_GPUS:
+            raise InputError(f"--domain-hosts: expected at most {MAX_GPUS}, found {inputs.hosts_per_domain}")
         return inputs.hosts_per_domain
     if host.spans and len(inputs.hosts) == 1:
         raise InputError(

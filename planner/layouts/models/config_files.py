@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from shardroute.planner.layouts.tensors import dtype_name
+from shardroute.topologies.documents import unique_keys
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file
 
@@ -49,7 +50,9 @@ class Config:
         except InputError as error:
             raise InputError(f"{error}; expected a Hugging Face config.json") from None
         try:
-            values = json.loads(data.decode())
+            values = json.loads(data.decode(), object_pairs_hook=unique_keys)
+        except UnicodeDecodeError:
+            raise InputError(f"{file}: expected the JSON of a Hugging Face config, found bytes that are no UTF-8 text") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{file}: expected the JSON of a Hugging Face config ({error})") from None
         if not isinstance(values, dict):
