@@ -12,7 +12,6 @@ from shardroute.planner import rounds_kernel
 from shardroute.planner.compiling import compiled
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Backend, Op, Plan
-from shardroute.planner.wires import wires_of
 
 # Rows that plain Python numbers in the half second that it takes to load Numba and its cache (2 cores, 2026-11).
 COMPILED_FROM = 500_000
@@ -31,8 +30,9 @@ def rounds_of(dep_ptr: Ints, deps: NDArray[np.integer]) -> Ints:
     return rounds
 
 
-def group_sizes(plan: Plan, rounds: Ints) -> Ints:
-    """With how many messages each step's launch goes, int64[n_steps]: the larger of its sender's and its receiver's group.
+def group_sizes(plan: Plan, rounds: Ints, wires: Ints) -> Ints:
+    """With how many messages each step's launch goes, int64[n_steps]: the larger of its sender's and its receiver's group. rounds
+    and wires are those of the steps.
 
     A message is a copy between two ranks by NCCL's send and receive; steps that are none have 1. What a rank sends and what it
     receives go side by side, as NCCL schedules them in pairs (src/enqueue.cc): the more of the two is the group's size.
@@ -41,9 +41,9 @@ def group_sizes(plan: Plan, rounds: Ints) -> Ints:
     grouped = np.flatnonzero((steps.op == Op.COPY) & (steps.backend == Backend.NCCL) & (steps.src != steps.dst))
     sizes = np.ones(len(steps), dtype=np.int64)
     if len(grouped):
-        wires, wire = np.unique(wires_of(steps.lane[grouped]), return_inverse=True)
-        n_turns = (int(rounds.max()) + 1) * len(wires)
-        turn = rounds[grouped] * len(wires) + wire
+        n_wires = int(wires.max()) + 1
+        n_turns = (int(rounds.max()) + 1) * n_wires
+        turn = rounds[grouped] * n_wires + wires[grouped]
         sent, received = (rank[grouped].astype(np.int64) * n_turns + turn for rank in (steps.src, steps.dst))
         _, group = np.unique(np.concatenate([sent, received]), return_inverse=True)
         sent, received = group[: len(grouped)], group[len(grouped) :]

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -28,3 +29,22 @@ def fork_ranks(n_ranks: int, folder: Path, run: Callable[[int], object]) -> None
 def hear_ctrl_c() -> None:
     """In a process about to be started: a shell may have started the tests in the background, where Ctrl-C is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def descendants(pid: int, at_least: int, within_s: float = 30.0) -> list[int]:
+    """Processes under one, once there are so many."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        found, open_ = [], [pid]
+        while open_:
+            path = Path(f"/proc/{open_.pop()}/task")
+            try:
+                children = [int(c) for task in path.iterdir() for c in (task / "children").read_text().split()]
+            except OSError:
+                continue
+            found += children
+            open_ += children
+        if len(found) >= at_least:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"fewer than {at_least} processes under {pid}")

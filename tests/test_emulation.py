@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked_ranks import hear_ctrl_c
+from forked_ranks import descendants, hear_ctrl_c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -368,7 +368,7 @@ def test_no_process_is_left_however_an_emulation_ends(tmp_path: Path, number: si
     save_calibration(nominal_calibration(small_cluster(nic_Bps=2e4).machine), costs)
     command = [sys.executable, "-m", "shardroute.executors", "emulate", path, "--calibration", costs]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_ctrl_c) as run:
-        ranks = _descendants(run.pid, at_least=5)
+        ranks = descendants(run.pid, at_least=5)
 
         run.send_signal(number)
 
@@ -377,25 +377,6 @@ def test_no_process_is_left_however_an_emulation_ends(tmp_path: Path, number: si
     while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-
-
-def _descendants(pid: int, at_least: int, within_s: float = 30.0) -> list[int]:
-    """Processes under one, once there are so many."""
-    until_s = time.monotonic() + within_s
-    while time.monotonic() < until_s:
-        found, open_ = [], [pid]
-        while open_:
-            path = Path(f"/proc/{open_.pop()}/task")
-            try:
-                children = [int(c) for task in path.iterdir() for c in (task / "children").read_text().split()]
-            except OSError:
-                continue
-            found += children
-            open_ += children
-        if len(found) >= at_least:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"fewer than {at_least} processes under {pid}")
 
 
 def test_emulate_runs_a_plan_and_shows_it_beside_its_prediction(cli, tmp_path: Path) -> None:

@@ -99,22 +99,23 @@ def test_compiled_rounds_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
-def test_groups_count_what_a_rank_sends_and_receives_in_a_round(make: Callable[[], Plan]) -> None:
+def test_groups_count_what_a_rank_sends_and_receives_in_a_round_on_a_wire(make: Callable[[], Plan]) -> None:
     plan = make()
     plan = replace(plan, steps=replace(plan.steps, backend=np.full_like(plan.steps.backend, Backend.NCCL)))
     rounds, steps = find_rounds(*compiled(plan)), plan.steps
+    wires = np.arange(len(steps)) % 3
     messages = [
-        (int(rounds[i]), int(steps.src[i]), int(steps.dst[i]))
+        ((int(rounds[i]), int(wires[i])), int(steps.src[i]), int(steps.dst[i]))
         for i in range(len(steps))
         if steps.op[i] == Op.COPY and steps.src[i] != steps.dst[i]
     ]
 
-    sizes = group_sizes(plan, rounds)
+    sizes = group_sizes(plan, rounds, wires)
 
     for i in range(len(steps)):
-        message = int(rounds[i]), int(steps.src[i]), int(steps.dst[i])
+        message = (int(rounds[i]), int(wires[i])), int(steps.src[i]), int(steps.dst[i])
         together = [
-            sum(other[0] == rounds[i] and other[side] == rank for other in messages) for rank in message[1:] for side in (1, 2)
+            sum(other[0] == message[0] and other[side] == rank for other in messages) for rank in message[1:] for side in (1, 2)
         ]
         assert sizes[i] == (max(together) if message in messages and steps.op[i] == Op.COPY else 1)
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forked_ranks import hear_ctrl_c
+from forked_ranks import descendants, hear_ctrl_c
 from hand_plans import HandPlan, relay_chain, row_shards, rows_to_columns
 
 from shardroute.executors.launching.launches import _LAUNCHERS, find_place, first_host
@@ -178,7 +178,7 @@ def test_a_run_ends_in_one_line_at_ctrl_c_however_often_it_is_pressed(tmp_path: 
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=hear_ctrl_c
     )
 
-    time.sleep(3)
+    descendants(program.pid, at_least=6)  # it may take long to load
     for _ in range(3):
         program.send_signal(signal.SIGINT)
         time.sleep(0.02)

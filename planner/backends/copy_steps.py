@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.planner.backends.channels import Path, put_law
-from shardroute.planner.backends.groups import group_law
+from shardroute.planner.backends.groups import group_law, in_groups
 from shardroute.planner.backends.links import Links, path_costs
 from shardroute.planner.backends.runs import packed_bytes
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Backend, Op, Plan
 from shardroute.planner.rounds import group_sizes
+from shardroute.planner.wires import wires_of
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.topologies import Topology
 
@@ -85,8 +86,11 @@ def group_delay_s(plan: Plan, rounds: Ints, calibration: Calibration) -> Floats:
     """What the other messages of its group add to each step's start, float64[n_steps]; rounds are those of the steps.
 
     A message flows when both of its ends have launched their groups: the larger of the two counts. Puts are calls of their own.
+    What other systems do has no wires of ours: what a rank has of a round counts together.
     """
-    return np.asarray((group_sizes(plan, rounds) - 1) * calibration.message_s, dtype=np.float64)
+    ours = in_groups(plan, calibration).any()
+    wires = wires_of(plan.steps.lane) if ours else np.zeros(len(plan.steps), np.int64)
+    return np.asarray((group_sizes(plan, rounds, wires) - 1) * calibration.message_s, dtype=np.float64)
 
 
 def _sent(plan: Plan, topology: Topology, calibration: Calibration, near: NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -73,8 +73,7 @@ def predict(
     if topology.n_gpus < plan.problem.n_ranks:
         raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
     making, simulating = parts(progress, (_MAKING_US, _SIMULATING_US))
-    tasks = tasks_of(plan, topology, calibration)
-    making(1.0)
+    tasks = tasks_of(plan, topology, calibration, making)
     exact, may_relax = (0.0, TOLERANCE) if tolerance is None else (tolerance, 0.0)
     result = simulate(tasks.graph, tolerance=exact, may_relax=may_relax, progress=simulating)
     n_steps = len(plan.steps)
