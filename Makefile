@@ -18,7 +18,7 @@ demo: $(VENV)/core.stamp ## Plan, predict and run the main example on this machi
 
 test: $(VENV)/test.stamp ## The tests, and beside them lint, types and import contracts
 	@$(MAKE) --no-print-directory check & checks=$$!; \
-	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	  wait $$checks && exit $$tests
 
 check: $(VENV)/test.stamp ## Lint, types and import contracts

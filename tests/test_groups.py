@@ -5,7 +5,6 @@ Copies here are between hosts, a host's ranks being 0 to 7, 8 to 15 and so on: a
 """
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -241,11 +240,13 @@ def in_turn(plan: Plan, found: Prediction, rounds: np.ndarray) -> bool:
     """Whether each rank's messages of a round on a wire begin after all of its earlier rounds there have ended."""
     tasks, steps = found.tasks, plan.steps
     at = {int(step): task for task, step in enumerate(tasks.step) if step >= 0}
-    wire = wires_of(steps.lane)
-    for rank, number in product(range(plan.problem.n_ranks), np.unique(wire)):
+    streams: dict[tuple[int, int], list[int]] = {}
+    for i, wire in enumerate(wires_of(steps.lane).tolist()):
+        for rank in (int(steps.src[i]), int(steps.dst[i])):
+            if tasks.kind[at[i]] == Kind.MEMBER:
+                streams.setdefault((rank, wire), []).append(i)
+    for mine in streams.values():
         ended_s = 0.0
-        members = [i for i in at if tasks.kind[at[i]] == Kind.MEMBER and rank in (steps.src[i], steps.dst[i])]
-        mine = [i for i in members if wire[i] == number]
         for turn in sorted({int(rounds[i]) for i in mine}):
             group = [at[i] for i in mine if rounds[i] == turn]
             if min(found.result.ready_s[group]) < ended_s - 1e-12:
