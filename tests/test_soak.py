@@ -184,7 +184,7 @@ def test_a_single_run_is_too_few_to_compare() -> None:
 
 
 def test_json_says_what_was_not_judged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--refits", "3000", "--ranks", "2", "--kib", "8", "--transport", "processes", "--json"]
+    words = ["--refits", "10000", "--ranks", "2", "--kib", "8", "--transport", "processes", "--json"]
     monkeypatch.setattr(sys, "argv", ["soak.py", *words])
 
     code = soak.main()
