@@ -16,9 +16,9 @@ from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Lane, lane_of, queue_of
 
 QUEUES: Final = 8
-# NCCL's most channels for point-to-point, and for collectives (MAXCTAS of src/include/device.h is 64; defaults reach 32).
+# NCCL's default of channels for point-to-point behind NVSwitch (src/init.cc), and the most of any collective whose number ships.
 MOST_CHANNELS: Final = 32
-# SMs for what packs, unpacks and copies, which a kernel of NCCL's leaves no registers for beside it.
+# SMs left to what packs, unpacks and copies. Assumed: nobody has measured how few do.
 _LEFT_SMS: Final = 4
 _LANES: Final = len(Lane)
 
@@ -36,7 +36,8 @@ def is_credit(wire: int) -> bool:
 def channels_of(wires: Sequence[int], n_sms: int) -> list[int]:
     """The most channels of each wire's communicator, so that kernels of all wires fit n_sms SMs: powers of 2, as NCCL takes them.
 
-    A credit is an empty message, which takes one channel. What collectives take isn't ours to say: they count as MOST_CHANNELS.
+    A credit is an empty message, which takes one channel. What collectives take isn't ours to say: they count as MOST_CHANNELS, and
+    of more than three queues of them not all may fit.
     """
     lanes = [wire % _LANES for wire in wires]
     taken = lanes.count(Lane.CREDIT) + MOST_CHANNELS * lanes.count(Lane.COLLECTIVE)
