@@ -36,8 +36,8 @@ def is_credit(wire: int) -> bool:
 def channels_of(wires: Sequence[int], n_sms: int) -> list[int]:
     """The most channels of each wire's communicator, so that kernels of all wires fit n_sms SMs: powers of 2, as NCCL takes them.
 
-    A credit is an empty message, which takes one channel. What collectives take isn't ours to say: they count as MOST_CHANNELS, and
-    of more than three queues of them not all may fit.
+    A credit is an empty message, which takes one channel. What collectives take isn't ours to say: they count as MOST_CHANNELS,
+    and of more than three queues of them not all may fit.
     """
     lanes = [wire % _LANES for wire in wires]
     taken = lanes.count(Lane.CREDIT) + MOST_CHANNELS * lanes.count(Lane.COLLECTIVE)
