@@ -32,16 +32,21 @@ AT = r"at step 0 \(all-reduce of 1 piece, 16.4 kB, the 4 ranks of group 0\)"
 OVER = f"when the {ALLOWED_S[signal.SIGSTOP]:g} s that --timeout allows were over"
 
 
+def need_library(transport: str) -> None:
+    """Skip the test where its library is missing."""
+    try:
+        load_library(transport)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
 def errors_of(
     transport: str, folder: Path, number: signal.Signals, *, resumes: bool = True, hosts: str = ""
 ) -> dict[int, str]:
     """What ranks say of which one gets a signal in the middle of the sum; if that stops it, it goes on after the deadline, unless
     it never does. `hosts` are names that mpiexec takes for hosts, all of which are this one.
     """
-    try:
-        load_library(transport)
-    except InputError as error:
-        pytest.skip(str(error))
+    need_library(transport)
     launcher = mpiexec(hosts) if transport == "mpi" else []
     command = [*launcher, sys.executable, str(HERE / "late_ranks.py"), str(folder), transport, number.name]
     environment = os.environ | {"PYTHONPATH": str(HERE), "GLOO_SOCKET_IFNAME": "lo"}
@@ -122,6 +127,7 @@ def test_a_rank_that_never_comes_to_mpi_is_named_though_it_is_on_another_host(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     need_asked(request, in_gate=False)
+    need_library("mpi")
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     segments = set(Path("/dev/shm").glob("mpich_*"))
