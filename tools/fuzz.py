@@ -241,7 +241,8 @@ def main() -> int:
         wanted = [name.strip() for name in arguments.readers.split(",") if name.strip()]
         chosen = [each for each in known if not wanted or any(name in each.name for name in wanted)]
         if not chosen:
-            parser.error(f"--readers {arguments.readers}: expected some of {', '.join(dict.fromkeys(each.name for each in known))}")
+            names = dict.fromkeys(each.name for each in known)
+            parser.error(f"--readers {arguments.readers}: expected some of {', '.join(names)}")
         if arguments.read is not None:
             return _show(chosen[0], (_AT_FIRST / arguments.read).read_bytes())
         rows = []
