@@ -16,6 +16,7 @@ more than a tenth of the cores in one of these fifths, and the soak says so. Exi
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -397,6 +398,12 @@ def main() -> int:
     if arguments.ranks < 2 or arguments.ranks % 2 or arguments.kib < 1:
         parser.error(f"--ranks {arguments.ranks} --kib {arguments.kib}: expected an even number of ranks, and 1 KiB or more")
     rows = []
+    if importlib.util.find_spec("torch") is None:
+        if arguments.transport == "gloo":
+            parser.error("--transport gloo: torch is not installed (pip install 'shardroute[torch]')")
+        if arguments.refits > 0 and arguments.transport is None:
+            print("soak: not over gloo, as torch is not installed (pip install 'shardroute[torch]')", file=sys.stderr)
+        arguments.transport = "processes"
     if arguments.refits > 0 and arguments.transport != "processes":
         rows.append(soak_gloo(arguments.ranks, arguments.refits, arguments.kib))
     if arguments.refits > 0 and arguments.transport != "gloo":
