@@ -1,8 +1,10 @@
 """Emulated clusters: ports keep to their rates, plans arrive whole, and times are those that predictions are held against."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from forked_ranks import descendants, hear_ctrl_c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardroute.executors.emulation.cases import CASES, moves_of_ring
+from shardroute.executors.emulation.cases import CASES, N_DOMAINS, N_RANKS, moves_of_ring
 from shardroute.executors.emulation.collectives import Pieces, parts_of
 from shardroute.executors.emulation.courses import Course
 from shardroute.executors.emulation.emulate import emulate
@@ -27,6 +29,7 @@ from shardroute.executors.emulation.ping_pong import _half, _Hops, _large, _reac
 from shardroute.executors.emulation.ports import Port
 from shardroute.executors.emulation.validate import EmulatedRow, Validation, cluster
 from shardroute.executors.emulation.wirings import channels_of, hops_of, wiring_of
+from shardroute.executors.emulation.worlds import _between, quantum_bytes
 from shardroute.executors.interpreting.interpret import compile_plan
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.backends.ring_orders import ring_orders
@@ -267,6 +270,24 @@ def test_the_moves_of_ring_attention_are_its_messages_and_bring_every_block_to_e
     kv_bytes = 2 * 128 * 2 * 8 * 2
     needed = np.bincount(moves.steps.dst, weights=moves.step_bytes, minlength=8)
     assert needed.tolist() == [kv_bytes * 7 // 8] * 8
+
+
+@pytest.mark.parametrize("peer", [1, 4])
+def test_between_two_ports_a_socket_holds_two_chunks_so_that_nobody_sends_far_ahead_of_a_shared_receiver(peer: int) -> None:
+    topology = cluster()
+    wiring = wiring_of(CASES[0].plans(topology, nominal_calibration(topology.machine))[0], topology, np.full(N_RANKS, -1))
+    rates = topology.nvlink_Bps if peer < N_RANKS // N_DOMAINS else topology.nic_Bps
+    chunk = quantum_bytes(float(rates[0]))
+    near, far = socket.socketpair(socket.AF_UNIX)
+
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _between(wiring, 0, peer))
+    near.setblocking(False)
+    held = 0
+    with near, far, contextlib.suppress(BlockingIOError):
+        while True:
+            held += near.send(bytes(chunk))
+
+    assert chunk <= held <= 2 * chunk + 1024
 
 
 def test_cases_cover_every_strategy_and_are_proved() -> None:

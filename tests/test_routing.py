@@ -199,6 +199,18 @@ def test_levelling_senders_makes_no_link_busier_than_allowed(name) -> None:
     assert after.busiest_s <= max(plain.busiest_s, 1.01 * chunked.bound_s)
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "optimal"])
+def test_a_small_plan_is_no_slower_than_fixed_rules_however_long_its_bytes_take(strategy) -> None:
+    problem = tensor_problem("8192,1024", "bf16", "x=8", "S0", "dp=3,tp=8", "R,S1")
+    topology, costs = build_topology(H100, 4), nominal_calibration(H100)  # nothing costs a start: bytes are all that counts
+
+    def predicted_s(by):
+        plan = make_plan(problem, topology, by, options=Options(message_bytes=2**15, calibration=costs))
+        return predict(plan, costs).predicted_s
+
+    assert predicted_s(strategy) <= min(predicted_s("direct"), predicted_s("domain-relay")) * (1 + 1e-9)
+
+
 def test_a_thousand_norms_do_not_cost_a_thousand_latencies() -> None:
     n = 1000
     tensors = tuple(Tensor(f"norm{i}", (128,), "bf16") for i in range(n))

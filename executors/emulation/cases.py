@@ -27,7 +27,7 @@ from shardroute.topologies.topologies import Topology
 
 N_DOMAINS: Final = 4
 N_RANKS: Final = 16
-# A message takes a NIC of `machines` 16 ms: far longer than to start it, and a thirtieth of the whole or less.
+# A message takes a NIC of `machines` 33 ms: far longer than to start it, and a thirtieth of the whole or less.
 MESSAGE_BYTES: Final = 32 * 2**10
 # It chooses its messages itself, by the machine's memory.
 _GATHER: Final = "gather-broadcast"

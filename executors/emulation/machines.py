@@ -14,10 +14,10 @@ from shardroute.topologies.units import format_bandwidth
 
 NAME: Final = "emulated"
 # Ten to one, as NVLink to NICs on DGX H100 (450 to 50 GB/s) nearly is, and so slow that 16 ranks on two cores keep to them: a
-# chunk of 8 KiB takes a NIC 4 ms, and a process some 60 us to send and to receive (measured on a 2-core Xeon).
-NIC_BPS: Final = 2e6
-NVLINK_BPS: Final = 2e7
-# Buffers of `gather-broadcast` are 2 % of it: 2 MB, which take a NIC 1 s.
+# chunk of 2 kB takes a NIC 2 ms, and a process some 60 us to send and to receive (measured on a 2-core Xeon).
+NIC_BPS: Final = 1e6
+NVLINK_BPS: Final = 1e7
+# Buffers of `gather-broadcast` are 2 % of it: 2 MB, which take a NIC 2 s.
 MEMORY_BYTES: Final = 100 * 10**6
 # More than a core copies, so that the share that is reached can be stated (`memory.efficiency` of the calibration).
 MEMORY_BPS: Final = 1e11

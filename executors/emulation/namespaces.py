@@ -23,10 +23,10 @@ from shardroute.topologies.topologies import Topology
 
 _NEWNET: Final = 0x40000000  # CLONE_NEWNET of sched.h
 _IP, _TC = "ip", "tc"
-# Bytes of a packet: small against a message, large against what the kernel and the ranks spend on it. With Ethernet's 1,500 and
-# 9,000 a plan whose links are all busy took all of two cores (0.81 s of CPU time in 0.415 s, 16 ranks) and came late by that;
-# with these 0.63 s in 0.37 s. InfiniBand's packets carry 4,096 bytes; those of NVLink here take it 0.8 ms. TCP/IP adds 52 bytes.
-_NIC_MTU, _NVLINK_MTU = 4096 + 52, 16384 + 52
+# Bytes of a packet: a sixteenth of a message of `cases`, and large against what the kernel and the ranks spend on it: at the
+# rates of `machines` they take their links 2 and 0.8 ms. Packets of Ethernet's 1,500 and 9,000 bytes at twice the rates took all
+# of two cores (0.81 s of CPU time in 0.415 s, 16 ranks), and plans came late by that. TCP/IP adds 52 bytes.
+_NIC_MTU, _NVLINK_MTU = 2048 + 52, 8192 + 52
 _HEADERS: Final = 14  # Ethernet's, which htb counts, too
 # htb lets so much through at once; below two packets it would hold back each second one.
 _BURST_PACKETS: Final = 1

@@ -27,10 +27,10 @@ from shardroute.topologies.topologies import Topology
 # 15 layouts of more steps it was within 12 % of the simulated time.
 SIMULATED_STEPS = 400_000
 ENTRANT_STEPS = 150_000
-# Where bytes take this many starts of a message, simulating tells little more than the estimate.
+# Where bytes take this many starts of a message, simulating more than FEW_STEPS tells little more than the estimate.
 LONG = 1000
-# A way whose estimate is above the best one by more than this is not simulated, unless it has few steps: there the starts in a
-# row are what counts, of which the estimate knows nothing.
+# A way whose estimate is above the best one by more than this is not simulated, unless it has few steps: there starts in a row
+# and links that wait for each other are what counts, of which the estimate knows nothing.
 CLOSE = 1.3
 FEW_STEPS = 3_000
 # Busiest links within this of each other are as good as equal.
@@ -95,11 +95,12 @@ def best_plan(
         least = min(e.busiest_s for e in entrants)
         left = [e for e in entrants if e.busiest_s <= max(allowed, least * SAME)]
     left.sort(key=lambda e: e.ends_s)
-    if len(left) == 1 or calibration is None or is_long(bound_s, costs) or left[0].n_steps > ENTRANT_STEPS:
+    most_steps = FEW_STEPS if is_long(bound_s, costs) else ENTRANT_STEPS
+    if len(left) == 1 or calibration is None or left[0].n_steps > most_steps:
         return left[_winner([e.ends_s for e in left], left)].plan()
     close = left[0].ends_s * CLOSE
     return _fastest(
-        [e for e in left if e.n_steps <= ENTRANT_STEPS and (e.ends_s <= close or e.n_steps <= FEW_STEPS)], calibration
+        [e for e in left if e.n_steps <= most_steps and (e.ends_s <= close or e.n_steps <= FEW_STEPS)], calibration
     )
 
 
