@@ -184,8 +184,9 @@ def _lower(graph: TaskGraph) -> kernel.State:
     resources[kernel.N_FREE] = graph.n_slots
     ends, fill_level, fill_code = np.full(2 * n_leaves, np.inf), np.zeros(m + k), np.zeros(m + k, np.int64)
     return kernel.State(
-        task_times, task_codes, class_rates.reshape(-1), class_codes.reshape(-1), np.zeros((3, k + 1), np.int64), link_rates,
-        link_codes, slots, resources, next_tasks, ends, fill_level, fill_code, counts, np.zeros(4),
+        task_times, task_codes, class_rates.reshape(-1), class_codes.reshape(-1), np.zeros(k, np.int32),
+        np.zeros((3, k + 1), np.uint32), link_rates, link_codes, slots, resources, next_tasks, ends, fill_level, fill_code,
+        counts, np.zeros(4),
     )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ class State(NamedTuple):
     task_codes: Table[int]
     class_rates: Column[float]  # [WIDTH * class + column]
     class_codes: Column[int]
+    class_marks: Column[int]  # [k] 2 * solve: picked in this solve; + 1: filled. Of its own, so that many lie on a line
     class_lists: Table[int]  # [column][k]
     link_rates: Table[float]  # [column][m]
     link_codes: Table[int]
@@ -77,9 +78,8 @@ CLASS, N_MISSING, NEXT_FROM, NEXT_TO, DUE_CODE, QUEUE, RESOURCE, AFTER, BATCH, B
 # class_rates. DEMAND: count * weight. LOAD: count * rate as last added to USE. SERVICE_S: when SERVICE was true. RATE is 0 from
 # the start of a first flow until its first solve.
 LEVEL, DEMAND, LOAD, WEIGHT, CAP, RATE, SERVICE, SERVICE_S = range(8)
-# class_codes. ROUTE_FROM..ROUTE_TO: slots of its route. COUNT: flows now; COUNT_BEFORE: before the event at hand. MARK: 2 *
-# solve: picked in this solve; + 1: filled.
-MARK, COUNT, ROUTE_FROM, ROUTE_TO, BOTTLENECK, QUEUE_FROM, COUNT_BEFORE, IS_CHANGED = range(8)
+# class_codes. ROUTE_FROM..ROUTE_TO: slots of its route. COUNT: flows now; COUNT_BEFORE: before the event at hand.
+COUNT, ROUTE_FROM, ROUTE_TO, BOTTLENECK, QUEUE_FROM, COUNT_BEFORE, IS_CHANGED = range(7)
 # class_lists: classes that the event touches, that the solve picked, that a link at hand has still to fill.
 CHANGED, PICKED, OPENED = range(3)
 # link_rates. USE: rate through it now. GAIN: weight of gaining classes. ROOM, SHARE: capacity, weight not yet filled. TOP: no
@@ -125,6 +125,8 @@ SLACK_SHARE = 0.1
 DENSE = 12
 # Rounds after which links stay taken, so that rounds come to an end. Plans took 13 at most.
 MOST_ROUNDS = 16
+# What an index of the two hottest loops is taken through: what can't be negative, Numba needn't look at (3 % of a simulation).
+UNSIGNED = 2**32 - 1
 INF = float("inf")
 
 
@@ -503,14 +505,14 @@ def find_floor(s: State, solve: int) -> float:
 def seed(s: State, solve: int) -> None:
     """Pick the changed classes; take the links by which one that is gone made itself felt."""
     codes, lists, link_rates, link_codes, counts = s.class_codes, s.class_lists, s.link_rates, s.link_codes, s.counts
-    link_mark = link_codes[LINK_MARK]
+    link_mark, marks = link_codes[LINK_MARK], s.class_marks
     for at in range(counts[N_CHANGED]):
         c = lists[CHANGED][at]
         row = WIDTH * c
         if codes[row + COUNT] == codes[row + COUNT_BEFORE]:
             continue
         if codes[row + COUNT] > 0:
-            codes[row + MARK] = 2 * solve
+            marks[c] = 2 * solve
             lists[PICKED][counts[N_PICKED]] = c
             counts[N_PICKED] += 1
             continue
@@ -530,7 +532,7 @@ def spread(s: State, solve: int, floor: float) -> None:
     Sums for each link taken what the classes under the floor leave of it.
     """
     rates, codes, link_rates, link_codes, counts = s.class_rates, s.class_codes, s.link_rates, s.link_codes, s.counts
-    picked = s.class_lists[PICKED]
+    picked, marks = s.class_lists[PICKED], s.class_marks
     capacity, use, top = link_rates[CAPACITY], link_rates[USE], link_rates[TOP]
     link_mark, taken = link_codes[LINK_MARK], link_codes[TAKEN]
     slot_link, member = s.slots[LINK], s.slots[MEMBER]
@@ -572,17 +574,17 @@ def spread(s: State, solve: int, floor: float) -> None:
         n_open = 0
         first = link_codes[MEMBERS_FROM][link]
         for at in range(first, first + link_codes[N_MEMBERS][link]):
-            c = member[at]
+            c = member[at & UNSIGNED]
             row = WIDTH * c
-            if rates[row + LEVEL] >= floor:
-                share += rates[row + DEMAND]
-                n_open += 1
-                # Whether it is picked already is a coin toss to the processor: written so that there is no branch to guess.
-                picked[n_picked] = c
-                n_picked += 1 if codes[row + MARK] < 2 * solve else 0
-                codes[row + MARK] = max(codes[row + MARK], 2 * solve)
-            else:
-                room -= rates[row + LOAD]
+            # Whether it is open, and picked already, is a coin toss to the processor: there is no branch to guess.
+            is_open = 1 if rates[row + LEVEL] >= floor else 0
+            share += rates[row + DEMAND] * is_open
+            room -= rates[row + LOAD] * (1 - is_open)
+            n_open += is_open
+            mark = marks[c]
+            picked[n_picked] = c
+            n_picked += is_open if mark < 2 * solve else 0
+            marks[c] = max(mark, 2 * solve * is_open)
         link_rates[ROOM][link] = room
         link_rates[SHARE][link] = share
         link_codes[N_OPEN][link] = n_open
@@ -600,7 +602,7 @@ def fill(s: State, solve: int, floor: float) -> None:
     be too early but never too late, and is corrected when it comes up.
     """
     rates, codes, link_codes = s.class_rates, s.class_codes, s.link_codes
-    picked, opened, taken = s.class_lists[PICKED], s.class_lists[OPENED], link_codes[TAKEN]
+    picked, opened, taken, marks = s.class_lists[PICKED], s.class_lists[OPENED], link_codes[TAKEN], s.class_marks
     room, share, n_open, link_mark = s.link_rates[ROOM], s.link_rates[SHARE], link_codes[N_OPEN], link_codes[LINK_MARK]
     slot_link, member = s.slots[LINK], s.slots[MEMBER]
     fill_level, fill_code = s.fill_level, s.fill_code
@@ -621,7 +623,7 @@ def fill(s: State, solve: int, floor: float) -> None:
     for at in range(n_left):
         c = picked[at]
         row = WIDTH * c
-        codes[row + MARK] = 2 * solve
+        marks[c] = 2 * solve
         if in_rounds and codes[row + BOTTLENECK] >= 0 and link_mark[codes[row + BOTTLENECK]] != solve:
             fill_level[n_heap] = rates[row + LEVEL]
             fill_code[n_heap] = n_links + c
@@ -652,17 +654,16 @@ def fill(s: State, solve: int, floor: float) -> None:
             top[code] = level
             first = link_codes[MEMBERS_FROM][code]
             for at in range(first, first + link_codes[N_MEMBERS][code]):
-                c = member[at]
-                row = WIDTH * c
-                is_open = 1 if codes[row + MARK] == 2 * solve else 0
+                c = member[at & UNSIGNED]
+                is_open = 1 if marks[c] == 2 * solve else 0
                 opened[n_open_now] = c
                 n_open_now += is_open
-                codes[row + MARK] += is_open
+                marks[c] += is_open
         else:
-            row = WIDTH * (code - n_links)
-            n_open_now = 1 if codes[row + MARK] == 2 * solve else 0
-            opened[0] = code - n_links
-            codes[row + MARK] += n_open_now
+            c = code - n_links
+            n_open_now = 1 if marks[c] == 2 * solve else 0
+            opened[0] = c
+            marks[c] += n_open_now
         n_left -= n_open_now
         for at in range(n_open_now):
             c = opened[at]
