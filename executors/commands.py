@@ -1,5 +1,6 @@
 """The running half of the command line: `run`, `calibrate`, `demo`; and `emulate`, which stands in its own package."""
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -8,9 +9,10 @@ from msgspec import to_builtins
 from shardroute.executors.attention.seam import Arithmetic
 from shardroute.executors.demo import run_demo
 from shardroute.executors.emulation import commands as _emulation  # noqa: F401  # adds its command to the program
+from shardroute.executors.foresee import foresee
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.ranks import PROCESSES
-from shardroute.executors.measuring.copies import calibrate_here
+from shardroute.executors.measuring.copies import PARTS_S, calibrate_here
 from shardroute.executors.run import (
     DEFAULT_TIMEOUT_S,
     TRANSPORTS,
@@ -97,14 +99,18 @@ def run_command(
     check_output(output if reports else None, "the timeline")
     with progress("checking", checking_us(loaded)) as done:
         check(loaded, progress=done)
-    if place is not None:
-        result = run_as_rank(
-            loaded, place, transport=transport, timeout_s=timeout, repeats=repeats, arithmetic=arithmetic, verify=verify
-        )
-    else:
-        with progress(f"running {loaded.problem.n_ranks} ranks") as done:
+    what, foreseen_us = f"running {loaded.problem.n_ranks} ranks", 1e6 * foresee(loaded, transport).whole_s(repeats)
+    result: RunResult | None
+    if place is None:
+        with progress(what, foreseen_us) as done:
             result = run_plan(
                 loaded, transport=transport, timeout_s=timeout, repeats=repeats, progress=done, arithmetic=arithmetic,
+                verify=verify,
+            )  # fmt: skip
+    else:
+        with progress(what, foreseen_us, between_shares=False) if reports else nullcontext() as done:
+            result = run_as_rank(
+                loaded, place, transport=transport, timeout_s=timeout, repeats=repeats, progress=done, arithmetic=arithmetic,
                 verify=verify,
             )  # fmt: skip
     if result is None:
@@ -201,7 +207,7 @@ def calibrate_command(
         fitted = calibrate_from_files(files, machine, base, plan)
         calibration = fitted.calibration
     else:
-        with progress("measuring") as done:
+        with progress("measuring", 1e6 * sum(PARTS_S)) as done:
             calibration = calibrate_here(progress=done)
     if output is not None:
         save_calibration(calibration, output)

@@ -6,18 +6,21 @@ Rule: nothing here is canned; every figure is planned, simulated or measured whe
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardroute.executors.measuring.copies import calibrate_here
+from shardroute.executors.foresee import foresee
+from shardroute.executors.launching.ranks import PROCESSES
+from shardroute.executors.measuring.copies import PARTS_S, calibrate_here
 from shardroute.executors.run import RunResult, run_plan
-from shardroute.planner.check import Proof, check
+from shardroute.planner.check import Proof, check, checking_us
 from shardroute.planner.cli.output import print_facts, print_table, progress, stdout
 from shardroute.planner.cli.plan import Planned, plan_and_predict
 from shardroute.planner.cli.predict import print_comparison
 from shardroute.planner.compare import Comparison, compare
 from shardroute.planner.layouts import load_model, parse_spec
 from shardroute.planner.refits import RefitSummary, refit_problem
+from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.sizes import LARGEST_MESSAGE_BYTES
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.simulator.refit import predict, predicting_us
 from shardroute.topologies.calibrations import default_calibration
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.machines import load_machine
@@ -48,7 +51,7 @@ def run_demo(*, quiet: bool) -> dict[str, object]:
         _title(f"1. {MODEL} from {FROM} to {TO} on {MACHINE}")
     summary, planned = _plan_all()
     best = planned[0]
-    with progress("checking") as done:
+    with progress("checking", checking_us(best.plan)) as done:
         proof = check(best.plan, progress=done)
     if not quiet:
         _tell_planned(summary, planned, proof)
@@ -127,11 +130,13 @@ def _run_small(strategy: str) -> Small:
     """Plan, predict for this machine, and run. Messages shrink as the matrices do, so that the plan keeps its steps."""
     problem, _ = refit_problem(load_model(MODEL, SCALE), parse_spec(FROM), parse_spec(TO))
     topology = build_topology(load_machine(MACHINE), None, problem.n_ranks)
-    plan = make_plan(problem, topology, strategy, LARGEST_MESSAGE_BYTES // SCALE)
-    with progress("measuring what a copy costs here") as done:
+    with progress(f"planning ({strategy})") as done:
+        plan = make_plan(problem, topology, strategy, LARGEST_MESSAGE_BYTES // SCALE, Options(told=done))
+    with progress("measuring what a copy costs here", 1e6 * sum(PARTS_S)) as done:
         calibration = calibrate_here(progress=done)
-    prediction = predict(plan, calibration, build_topology(load_machine("cpu-processes"), problem.n_ranks))
-    with progress(f"running {problem.n_ranks} processes") as done:
+    with progress("predicting", predicting_us(plan)) as done:
+        prediction = predict(plan, calibration, build_topology(load_machine("cpu-processes"), problem.n_ranks), done)
+    with progress(f"running {problem.n_ranks} processes", 1e6 * foresee(plan, PROCESSES).whole_s(REPEATS)) as done:
         result = run_plan(plan, repeats=REPEATS, progress=done)
     if result.mismatches:
         raise RunError("the destination holds wrong bytes; " + "; ".join(m.text for m in result.mismatches[:4]))

@@ -16,10 +16,12 @@ from shardroute.executors.attention.contents import Contents, contents_of
 from shardroute.executors.attention.jobs import load_arithmetic
 from shardroute.executors.attention.on_streams import why_no_attention
 from shardroute.executors.attention.seam import Arithmetic
+from shardroute.executors.foresee import Foreseen, foresee
 from shardroute.executors.gpus.device_sums import why_no_sums
 from shardroute.executors.interpreting.interpret import Programs, compile_plan
 from shardroute.executors.interpreting.memories import Buffers, Part
 from shardroute.executors.interpreting.piece_sums import NONE, PieceRows, describe_wrong, piece_rows
+from shardroute.executors.launching.advances import once_begun
 from shardroute.executors.launching.launched import run_launched
 from shardroute.executors.launching.mpiexec import MpiexecSession
 from shardroute.executors.launching.processes import ProcessSession, machine_text
@@ -30,6 +32,7 @@ from shardroute.executors.transports.libraries import LIBRARIES, MPI, ON_GPUS, l
 from shardroute.executors.transports.seam import Deadline, Place, Progress, Session, Trial
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Plan
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.timelines import Timeline, Verified
 from shardroute.topologies.errors import InputError
 
@@ -102,18 +105,22 @@ def run_plan(
     compare: bool = True,
     arithmetic: Arithmetic | None = None,
     verify: bool = False,
+    trials: Progress | None = None,
 ) -> RunResult:
     """Run the plan `repeats` times, with ranks started on this machine, and verify each. Wrong bytes are in the result's
     `mismatches`, not an error. What attention computes (by NumPy on CPUs, by torch on GPUs, unless told otherwise) is compared
     with one device's, unless told not to. With `verify` checksums follow each piece from rank to rank, and what isn't as it was
-    sent is in `corrupted`.
+    sent is in `corrupted`. `progress` is told the share of all this that is done, `trials` that of the trials alone, which is 0
+    until the first one moves.
 
     Raises InputError for an unknown transport, what `check_limits` refuses, and want of memory or open files; PlanError
     for a plan that reads or writes where its ranks have nothing; RunError, with rank and step, when a rank dies or `timeout_s`
     (for everything) pass.
     """
     _check_request(transport, timeout_s, repeats)
-    contents = _contents(plan, transport, arithmetic, compare=compare)
+    foreseen = foresee(plan, transport)
+    referring, compiling, preparing, running = parts(progress, foreseen.parts_s(repeats))
+    contents = _contents(plan, transport, arithmetic, compare=compare, told=referring)
     _check_verifies(transport, verify=verify)
     if transport == PROCESSES:
         programs, buffers = compile_plan(plan)
@@ -123,17 +130,19 @@ def run_plan(
         programs, buffers = separate.programs, separate.buffers
     run = plan if separate is None else separate.plan
     pieces = piece_rows(run) if verify else None
-    with _start(plan, programs, separate, transport, timeout_s, repeats, contents, pieces) as session:
-        trials = session.run(progress)
-    result = result_of(plan, programs, buffers, transport, trials, contents, separate)
-    return result if pieces is None else replace(result, corrupted=_corrupted(run, pieces, trials))
+    compiling(1.0)
+    with _start(plan, programs, separate, transport, timeout_s, repeats, contents, pieces, foreseen) as session:
+        found = session.run(once_begun(running, trials), preparing)
+    result = result_of(plan, programs, buffers, transport, found, contents, separate)
+    return result if pieces is None else replace(result, corrupted=_corrupted(run, pieces, found))
 
 
 def run_as_rank(
     plan: Plan, place: Place, *, transport: str, timeout_s: float = DEFAULT_TIMEOUT_S, repeats: int = 1,
-    arithmetic: Arithmetic | None = None, verify: bool = False,
+    progress: Progress | None = None, arithmetic: Arithmetic | None = None, verify: bool = False,
 ) -> RunResult | None:  # fmt: skip
     """Run the plan as one of its ranks, which a launcher has started like this one; the result on rank 0, None elsewhere.
+    `progress` is told the share that is done, and never while a trial moves bytes.
 
     Raises what `run_plan` does, and RunError on every rank when the ranks were given different plans.
     """
@@ -146,17 +155,20 @@ def run_as_rank(
     if place.size != plan.problem.n_ranks:  # before ranks meet: one that left early would look like a failure to the others
         raise InputError(f"the plan is for {plan.problem.n_ranks} ranks, and {place.size} were started")
     deadline = Deadline.after(timeout_s)
-    contents = _contents(plan, transport, arithmetic)  # what one device computes, on every rank by itself
+    referring, compiling, preparing, running = parts(progress, foresee(plan, transport).parts_s(repeats))
+    contents = _contents(plan, transport, arithmetic, told=referring)  # what one device computes, on every rank by itself
     _check_verifies(transport, verify=verify)
     separate = compile_separate(plan, library_sums=transport in ON_GPUS)
     pieces = piece_rows(separate.plan) if verify else None
+    compiling(1.0)
     world = load_library(transport).connect(place, deadline)
+    preparing(1.0)
     try:
         if contents is not None:
             load_arithmetic(contents.arithmetic)
         trials = run_launched(
             world, separate.plan, separate.programs, separate.messages, n_trials=repeats, deadline=deadline, contents=contents,
-            pieces=pieces,
+            pieces=pieces, progress=running,
         )  # fmt: skip
     except BaseException:
         world.abandon()
@@ -170,14 +182,16 @@ def run_as_rank(
 
 def _start(
     plan: Plan, programs: Programs, separate: Separate | None, transport: str, timeout_s: float, repeats: int,
-    contents: Contents | None, pieces: PieceRows | None,
+    contents: Contents | None, pieces: PieceRows | None, foreseen: Foreseen,
 ) -> Session:  # fmt: skip
     if transport == MPI:
-        return MpiexecSession(plan, timeout_s=timeout_s, n_trials=repeats, contents=contents, verify=pieces is not None)
+        return MpiexecSession(
+            plan, timeout_s=timeout_s, n_trials=repeats, contents=contents, verify=pieces is not None, foreseen=foreseen
+        )
     run = plan if separate is None else separate.plan
     return ProcessSession(
         run, programs, digest=run.digest, timeout_s=timeout_s, n_trials=repeats, transport=transport,
-        messages=None if separate is None else separate.messages, contents=contents, pieces=pieces,
+        messages=None if separate is None else separate.messages, contents=contents, pieces=pieces, foreseen=foreseen,
     )  # fmt: skip
 
 
@@ -212,7 +226,9 @@ def check_limits(timeout_s: float, repeats: int) -> None:
         raise InputError(f"timeout: expected seconds above 0, up to {MAX_TIMEOUT_S:g}, found {timeout_s:g}")
 
 
-def _contents(plan: Plan, transport: str, arithmetic: Arithmetic | None, *, compare: bool = True) -> Contents | None:
+def _contents(
+    plan: Plan, transport: str, arithmetic: Arithmetic | None, *, compare: bool = True, told: Told | None = None
+) -> Contents | None:
     """What a plan that computes is given and must give. Raises InputError for what can't compute it here."""
     if plan.attention is None:
         if arithmetic is not None:
@@ -223,10 +239,10 @@ def _contents(plan: Plan, transport: str, arithmetic: Arithmetic | None, *, comp
             raise InputError(f"transport {transport} computes on GPUs, which NumPy doesn't; leave --arithmetic out")
         if (reason := why_no_attention()) is not None:
             raise InputError(reason)
-        return contents_of(plan, Arithmetic.TORCH, compare=compare)
+        return contents_of(plan, Arithmetic.TORCH, compare=compare, told=told)
     if arithmetic is Arithmetic.TORCH and importlib.util.find_spec("torch") is None:
         raise InputError("attention by torch: torch is not installed (pip install 'shardroute[torch]')")
-    return contents_of(plan, arithmetic or Arithmetic.NUMPY, compare=compare)
+    return contents_of(plan, arithmetic or Arithmetic.NUMPY, compare=compare, told=told)
 
 
 def result_of(

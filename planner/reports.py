@@ -44,7 +44,7 @@ def traffic(plan: Plan) -> Traffic:
     far = np.zeros(len(steps), dtype=bool)
     far[copy] = domain[steps.src[copy]] != domain[steps.dst[copy]]
     moved, crossed = int(plan.step_bytes[copy].sum()), int(plan.step_bytes[far].sum())
-    for step in np.flatnonzero(steps.op != Op.COPY).tolist():
+    for step in np.flatnonzero((steps.op != Op.COPY) & (plan.step_bytes > 0)).tolist():
         group, n_bytes = plan.group(int(steps.group[step])), int(plan.step_bytes[step])
         n_domains = len(np.unique(domain[group]))
         # Each piece, or sum, starts at one member, so all ranks and all domains of the group but one take it in; an ALL_REDUCE

@@ -201,12 +201,20 @@ def test_an_action_begins_when_its_queue_is_free_and_what_it_waits_for_is_comple
         assert of_queue == sorted(of_queue)
 
 
+def assert_shares_of_time(told: list[float]) -> None:
+    """Shares rise to 1, and not all at once."""
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+    assert any(0.05 < share < 0.95 for share in told)
+
+
 @pytest.mark.parametrize("strategy", ["m2n-pack", "gather-broadcast"])
 def test_a_plan_arrives_whole_and_no_sooner_than_its_links_allow(strategy: str) -> None:
-    plan = small_plan(strategy)
+    plan, told = small_plan(strategy), list[float]()
 
-    found = emulate(plan, timeout_s=60, repeats=2)
+    found = emulate(plan, timeout_s=60, repeats=2, progress=told.append, foreseen_s=nominal_s(plan))
 
+    assert_shares_of_time(told)
     assert found.mismatches == ()
     assert found.verified.bytes == 3 * 256 * 1024
     # Sockets and buckets may be a few chunks ahead of the wire.
@@ -223,10 +231,11 @@ def test_what_is_predicted_to_be_far_slower_is() -> None:
 
 
 def test_ping_pong_finds_rates_and_latencies_and_its_files_are_read_back(tmp_path: Path) -> None:
-    topology = small_cluster()
+    topology, told = small_cluster(), list[float]()
 
-    found = calibrate_emulated(topology, timeout_s=60)
+    found = calibrate_emulated(topology, timeout_s=60, progress=told.append)
 
+    assert_shares_of_time(told)
     assert found.nvlink is not None
     assert found.nic is not None
     assert 0.5 < found.nic.efficiency <= 1

@@ -202,7 +202,7 @@ def test_a_process_of_mpi_that_is_killed_ends_the_run_with_the_step_of_each_rank
     with MpiexecSession(plan, timeout_s=60, n_trials=100) as session:
 
         def kill(_: float) -> None:
-            pid, at_step = session._seen[:, 2].tolist()
+            pid, at_step, *_ = session._seen[:, 2].tolist()
             if pid and at_step > 0 and not segments:
                 segments.extend(re.findall(r" (/dev/shm/mpich_\S+)", Path(f"/proc/{pid}/maps").read_text()))
                 os.kill(pid, signal.SIGKILL)

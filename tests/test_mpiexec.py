@@ -1,4 +1,4 @@
-"""Ranks that mpiexec has started end with who started them."""
+"""Ranks that mpiexec has started tell how far they are, and end with who started them."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hand_plans import relay_chain
 
+from shardroute.executors.run import run_plan
 from shardroute.planner.plan_files import save_plan
 
 MUCH_S = 30.0  # to start, or to end; each takes some seconds, and left alone the ranks would run for ten minutes
@@ -52,3 +53,18 @@ def within(seconds: float, holds) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_a_run_by_mpiexec_tells_how_far_its_ranks_are() -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install 'shardroute[mpi]')")
+    told: list[float] = []
+    trials: list[float] = []
+
+    run_plan(
+        relay_chain(3, n_elements=8, n_chunks=500), transport="mpi", repeats=20, timeout_s=60, progress=told.append,
+        trials=trials.append,
+    )  # fmt: skip
+
+    assert told == sorted(told)
+    assert told[-1] == trials[-1] == 1.0
+    assert any(0 < share < 1 for share in trials)

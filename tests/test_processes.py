@@ -439,8 +439,14 @@ def test_running_leaves_no_open_files_and_no_children() -> None:
 
 
 def test_a_calibration_of_this_machine_can_be_saved_and_read(tmp_path: Path) -> None:
-    calibration = calibrate_here()
+    told: list[float] = []
 
+    calibration = calibrate_here(progress=told.append)
+
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+    # None of its parts is one long step: each run of a plan tells shares, and each case of attention.
+    assert max(np.diff([0.0, *told])) < 0.15
     assert calibration.machine == "cpu-processes"
     assert 0 <= calibration.launch_s < 1e-2
     assert 0 <= calibration.piece_s < 1e-3

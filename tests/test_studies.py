@@ -69,7 +69,7 @@ def test_a_row_is_what_plan_and_predict_say() -> None:
     topology = build_topology(with_nics(H100, 25e9), None, problem.n_ranks)
     expected = predict(make_plan(problem, topology, "direct"), COSTS).predicted_s
 
-    (row,) = study_rows([Case("slow", 25e9, lambda: (problem, topology))], ["direct"], COSTS)
+    (row,) = study_rows([Case("slow", 25e9, lambda _done: (problem, topology))], ["direct"], COSTS)
 
     assert row.predicted_s == expected
     assert (row.name, row.value, row.strategy, row.planned_by) == ("slow", 25e9, "direct", "direct")
@@ -81,7 +81,7 @@ def test_auto_keeps_its_name_and_says_what_it_chose() -> None:
     topology = build_topology(H100, None, problem.n_ranks)
     chosen = choose(problem, topology, COSTS)
 
-    (row,) = study_rows([Case("a", 1, lambda: (problem, topology))], ["auto"], COSTS)
+    (row,) = study_rows([Case("a", 1, lambda _done: (problem, topology))], ["auto"], COSTS)
 
     assert (row.strategy, row.planned_by) == ("auto", chosen.plan.strategy)
     assert row.predicted_s == chosen.prediction.predicted_s
@@ -91,10 +91,10 @@ def test_a_case_without_a_plan_says_why_and_the_others_go_on() -> None:
     problem = ASKED.request().problem
     topology = build_topology(H100, None, problem.n_ranks)
 
-    def fail():
+    def fail(_done):
         raise InputError("no such layout")
 
-    rows = study_rows([Case("a", 1, fail), Case("b", 2, lambda: (problem, topology))], ["direct", "greedy"], COSTS)
+    rows = study_rows([Case("a", 1, fail), Case("b", 2, lambda _done: (problem, topology))], ["direct", "greedy"], COSTS)
 
     assert [row.why_not for row in rows] == ["no such layout", "no such layout", "", ""]
     assert [row.predicted_s is None for row in rows] == [True, True, False, False]
@@ -109,7 +109,7 @@ def test_weights_beyond_a_gpus_memory_do_not_fit() -> None:
     enough = replace(small, memory_bytes=int(held[1]))
 
     def case(machine):
-        return Case("a", 1, lambda: (problem, build_topology(machine, None, problem.n_ranks)))
+        return Case("a", 1, lambda _done: (problem, build_topology(machine, None, problem.n_ranks)))
 
     rows = study_rows([case(small), case(enough)], ["direct"], COSTS)
 

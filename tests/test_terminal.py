@@ -304,7 +304,7 @@ def test_every_strategy_tells_a_share_of_planning_that_only_grows(folder, strate
 
 def test_rows_of_a_study_tell_a_share_that_only_grows(folder) -> None:
     made, told = load_plan(folder / "a.plan"), list[float]()
-    cases = [Case(name, 1.0, lambda: (made.problem, made.topology)) for name in ("one", "two")]
+    cases = [Case(name, 1.0, lambda _done: (made.problem, made.topology)) for name in ("one", "two")]
 
     study_rows(cases, ["direct", "m2n-pack", "auto"], default_calibration("dgx-h100"), progress=told.append)
 

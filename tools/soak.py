@@ -346,7 +346,7 @@ def soak_processes(what: str, plan: Plan, n_runs: int, folder: Path = _SHARED_ME
         pids[:] = _descendants(os.getpid())  # takes a while, so for the next time
 
     began = time.monotonic()
-    result = run_plan(plan, repeats=n_runs, timeout_s=_RANK_TIMEOUT_S, progress=take)
+    result = run_plan(plan, repeats=n_runs, timeout_s=_RANK_TIMEOUT_S, trials=take)
     wall_s = time.monotonic() - began
     seen = frozenset[str]().union(*(s.mapped for s in samples), sample(1.0, [os.getpid()], folder=folder).mapped)
     left = {name for name in _names(folder) - before[0] if name in seen or name.startswith(_OURS)}

@@ -15,6 +15,7 @@ from shardroute.executors.interpreting.computers import Computer
 from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.shares import Told
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +61,9 @@ class Attending:
         """The job of a rank whose memory is its own."""
         return cls(memory, np.zeros_like(programs.arena_bytes), programs, contents, rank)
 
-    def fill(self) -> None:
+    def fill(self, told: Told) -> None:
         """Write q, k, v and what else is given into the source buffers."""
-        self._contents.fill(self._arena, self._programs.holdings, self._rank)
+        self._contents.fill(self._arena, self._programs.holdings, self._rank, told)
 
     def computes(self, step: int) -> bool:
         """Whether the rank computes anything in a step."""
@@ -72,12 +73,11 @@ class Attending:
         """Do what the rank computes in a step, if anything."""
         self._computer.run(step)
 
-    def verify(self) -> tuple[Finding, float]:
+    def verify(self, told: Told) -> tuple[Finding, float]:
         """Compare the outputs with attention on one device."""
         programs, rank = self._programs, self._rank
-        return self._contents.verify(
-            self._arena, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank])
-        )
+        ends = int(programs.target_at[rank]), int(programs.slots_at[rank])
+        return self._contents.verify(self._arena, programs.holdings, rank, *ends, told)
 
 
 def load_arithmetic(arithmetic: Arithmetic) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import Attention
+from shardroute.planner.shares import Told, untold
 
 Doubles: TypeAlias = NDArray[np.float64]
 
@@ -27,12 +28,13 @@ def reference_flops(attention: Attention, what: Pass) -> float:
 
 
 def one_device(
-    attention: Attention, inputs: dict[str, Doubles], *, backward: bool, rounded: Callable[[Doubles], Doubles] = lambda x: x
+    attention: Attention, inputs: dict[str, Doubles], *, backward: bool, rounded: Callable[[Doubles], Doubles] = lambda x: x,
+    told: Told = untold,
 ) -> dict[str, Doubles]:
     """o and lse, and dq, dk, dv if `backward`: arrays of [batch, tokens, heads, width] (lse without width), from q, k, v (do).
 
     A row that sees nothing (padding) has o = 0 and lse = -inf. `rounded` is done to whatever a device that computes in a narrower
-    dtype would write to memory: scores, weights, slopes, and results.
+    dtype would write to memory: scores, weights, slopes, and results. `told` is told the share of rows that is done.
     """
     q, k, v = (inputs[name] for name in ("q", "k", "v"))
     seen = _Seen(attention)
@@ -40,6 +42,7 @@ def one_device(
     found = {"o": np.zeros_like(q), "lse": np.full(q.shape[:3], -np.inf)}
     if backward:
         found |= {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v)}
+    n_rows, n_done = attention.batch * attention.n_heads * attention.n_tokens, 0
     for batch in range(attention.batch):
         for head in range(attention.n_heads):
             at, kv = (batch, slice(None), head), (batch, slice(None), head // served)
@@ -60,6 +63,8 @@ def one_device(
                     found["dq"][rows] = slope @ k[kv] * scale
                     found["dk"][kv] += slope.T @ q[at][rows[1]] * scale
                     found["dv"][kv] += weights.T @ do
+                n_done += len(top)
+                told(n_done / n_rows)
     for name in ("dq", "dk", "dv") if backward else ():
         found[name] = rounded(found[name])
     return found

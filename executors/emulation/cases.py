@@ -21,6 +21,7 @@ from shardroute.planner.ring.strategies import ring_plan
 from shardroute.planner.ring.workloads import Attention
 from shardroute.planner.routing.options import Options
 from shardroute.planner.routing.strategies import make_plan
+from shardroute.planner.shares import Told, heard
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
@@ -43,10 +44,13 @@ class Case:
     make: Callable[[Topology], Problem]
     strategies: Sequence[str]
 
-    def plans(self, topology: Topology, calibration: Calibration) -> list[Plan]:
-        """The plans, in the order of the strategies. Raises as `make_plan` does."""
-        problem = self.make(topology)
-        return [_plan(problem, strategy, topology, calibration) for strategy in self.strategies]
+    def plans(self, topology: Topology, calibration: Calibration, progress: Told | None = None) -> list[Plan]:
+        """The plans, in the order of the strategies; `progress` is told the share that is made. Raises as `make_plan` does."""
+        problem, tell, found = self.make(topology), heard(progress), []
+        for strategy in self.strategies:
+            found.append(_plan(problem, strategy, topology, calibration))
+            tell(len(found) / len(self.strategies))
+        return found
 
 
 def _plan(problem: Problem, strategy: str, topology: Topology, calibration: Calibration) -> Plan:

@@ -19,6 +19,8 @@ from shardroute.executors.emulation.machines import (
 from shardroute.executors.emulation.namespaces import Namespaces
 from shardroute.executors.emulation.ping_pong import calibrate_emulated
 from shardroute.executors.emulation.report import print_emulated
+from shardroute.executors.foresee import foresee
+from shardroute.executors.launching.ranks import EMULATED
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
 from shardroute.planner.check import check, checking_us
 from shardroute.planner.cli import app
@@ -30,7 +32,7 @@ from shardroute.planner.cli.plan import calibration_for
 from shardroute.planner.cli.predict import print_comparison
 from shardroute.planner.cli.validate import EMULATION
 from shardroute.planner.compare import compare
-from shardroute.planner.simulator.refit import predict
+from shardroute.planner.simulator.refit import predict, predicting_us
 from shardroute.topologies.calibrations import (
     Calibration,
     calibration_to_dict,
@@ -157,9 +159,14 @@ def _run(
         if given is None:
             with progress("ping-pong") as done:
                 given = calibrate_emulated(plan.topology, links, timeout_s=timeout_s, progress=done)
-        with progress(f"emulating {plan.problem.n_ranks} ranks") as done:
-            found = emulate(plan, links=links, timeout_s=timeout_s, repeats=repeats, progress=done)
-    comparison = compare(predict(plan, given).timeline, found.timeline)
+        with progress("predicting", predicting_us(plan)) as done:
+            predicted = predict(plan, given, progress=done)
+        foreseen_us = 1e6 * foresee(plan, EMULATED, predicted.predicted_s).whole_s(repeats)
+        with progress(f"emulating {plan.problem.n_ranks} ranks", foreseen_us) as done:
+            found = emulate(
+                plan, links=links, timeout_s=timeout_s, repeats=repeats, progress=done, foreseen_s=predicted.predicted_s
+            )
+    comparison = compare(predicted.timeline, found.timeline)
     if output is not None:
         write_timeline(found.timeline, output)
     if json:

@@ -8,13 +8,15 @@ import numpy as np
 
 from shardroute.executors.emulation.machines import check_emulated
 from shardroute.executors.emulation.wirings import wiring_of
+from shardroute.executors.foresee import foresee
 from shardroute.executors.interpreting.interpret import compile_plan, to_columns
+from shardroute.executors.launching.advances import once_begun
 from shardroute.executors.launching.processes import ProcessSession
 from shardroute.executors.launching.ranks import EMULATED
 from shardroute.executors.messages.messages import lay_messages
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, RunResult, check_limits, result_of
-from shardroute.executors.transports.seam import Progress
 from shardroute.planner.plans import Op, Plan
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.topologies import Topology
 
@@ -29,12 +31,13 @@ class Links(Protocol):
 
 def emulate(
     plan: Plan, topology: Topology | None = None, *, links: Links | None = None, timeout_s: float = DEFAULT_TIMEOUT_S,
-    repeats: int = 1, progress: Progress | None = None,
+    repeats: int = 1, progress: Told | None = None, foreseen_s: float = 0.0,
 ) -> RunResult:  # fmt: skip
     """Run the plan `repeats` times between processes of this machine, and verify each run. Links have the rates of its topology,
     or of another with at least as many GPUs (rank i on GPU i).
 
-    Without `links` the ranks keep to the rates themselves, over sockets. Raises as `run_plan` does, and InputError for a topology
+    Without `links` the ranks keep to the rates themselves, over sockets. `progress` is told the share that is done, weighed by
+    the seconds that one run of the plan is foreseen to take. Raises as `run_plan` does, and InputError for a topology
     whose links can't be emulated and for a plan that does more than move bytes.
     """
     topology = plan.topology if topology is None else topology
@@ -45,16 +48,20 @@ def emulate(
     if topology.n_gpus < plan.problem.n_ranks:
         raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
     check_moves(plan)
+    foreseen = foresee(plan, EMULATED, foreseen_s)
+    _, compiling, preparing, running = parts(progress, foreseen.parts_s(repeats))
     programs, buffers = compile_plan(plan)
     n_ranks = plan.problem.n_ranks
     descriptors = [] if links is None else list(links.descriptors[:n_ranks])
     namespace = np.array(descriptors if links is not None else [-1] * n_ranks, dtype=np.int64)
+    messages = lay_messages(plan, programs, buffers)
+    compiling(1.0)
     with ProcessSession(
         plan, programs, digest=plan.digest, timeout_s=timeout_s, n_trials=repeats, transport=EMULATED,
-        messages=lay_messages(plan, programs, buffers), wiring=to_columns(wiring_of(plan, topology, namespace), "wiring."),
-        inherited=descriptors,
+        messages=messages, wiring=to_columns(wiring_of(plan, topology, namespace), "wiring."),
+        inherited=descriptors, foreseen=foreseen,
     ) as session:  # fmt: skip
-        trials = session.run(progress)
+        trials = session.run(once_begun(running), preparing)
     return result_of(plan, programs, buffers, EMULATED, trials, None, None)
 
 

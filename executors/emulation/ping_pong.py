@@ -16,13 +16,15 @@ from typing import Final
 import numpy as np
 
 from shardroute.executors.emulation.emulate import Links, emulate
+from shardroute.executors.foresee import starting_ranks_s
 from shardroute.executors.launching.processes import machine_text
+from shardroute.executors.launching.ranks import EMULATED
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, RunResult
-from shardroute.executors.transports.seam import Progress
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.tensors import Layout, Tensor
 from shardroute.planner.plans import SOURCE, TARGET, Backend, Boxes, Bundles, Lane, Op, Plan, Steps
 from shardroute.planner.problems import Problem
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.topologies import Topology
@@ -58,23 +60,24 @@ class _Hops:
 
 
 def calibrate_emulated(
-    topology: Topology, links: Links | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S, progress: Progress | None = None
+    topology: Topology, links: Links | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S, progress: Told | None = None
 ) -> Calibration:
-    """The costs of the topology's links as they are emulated here, measured now; takes some seconds.
+    """The costs of the topology's links as they are emulated here, measured now; takes some seconds. `progress` is told the share
+    that is done.
 
     A path that no pair of GPUs has (one domain, or one GPU a domain) is taken for the other one, at its nominal rate.
     Raises RunError when a run fails, or what was measured contradicts the model: something else held up the machine.
     """
     machine = topology.machine
-    tell = progress if progress is not None else lambda _: None
     nvlink_Bps, nic_Bps = float(topology.nvlink_Bps[0]), float(topology.nic_Bps[0])
-    near, far = _near_pairs(topology), _far_pairs(topology)
+    near, far, starting_s = _near_pairs(topology), _far_pairs(topology), starting_ranks_s(topology.n_gpus, EMULATED)
     found: list[_Hops] = []
-    for i, (pairs, rate_Bps) in enumerate(((near, nvlink_Bps), (far, nic_Bps))):
-        found.append(_play(topology, pairs, rate_Bps, links, timeout_s) if pairs else _Hops(0.0, 0.0, 0.0, 0.0))
-        tell((i + 1) / 3)
-    memory_Bps = _local(topology, links, timeout_s)
-    tell(1.0)
+    paths = ((near, nvlink_Bps), (far, nic_Bps))
+    weights = [starting_s + _turns_s(rate_Bps) if pairs else 0.0 for pairs, rate_Bps in paths]
+    *playing, copying = parts(progress, (*weights, starting_s))
+    for (pairs, rate_Bps), told in zip(paths, playing, strict=True):
+        found.append(_play(topology, pairs, rate_Bps, links, timeout_s, told) if pairs else _Hops(0.0, 0.0, 0.0, 0.0))
+    memory_Bps = _local(topology, links, timeout_s, copying)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     source = f"measured on {today} on {platform.node()} ({machine_text()}) by ping-pong, see executors/emulation/ping_pong.py"
     nominal = "no pair of GPUs has this path: taken for nominal, nothing measured"
@@ -131,15 +134,25 @@ def _far_pairs(topology: Topology) -> list[tuple[int, int]]:
     return found
 
 
-def _play(
-    topology: Topology, pairs: Sequence[tuple[int, int]], rate_Bps: float, links: Links | None, timeout_s: float
-) -> _Hops:
-    kinds = (
+def _kinds(rate_Bps: float) -> tuple[_Kind, ...]:
+    return (
         _Kind(_SMALL, 1, _PIECE_BYTES), _Kind(_MANY, _PIECES, _PIECE_BYTES), _Kind(_HALF, 1, _half(rate_Bps)),
         _Kind(_LARGE, 1, _large(rate_Bps)),
     )  # fmt: skip
+
+
+def _turns_s(rate_Bps: float) -> float:
+    """Seconds that the turns take on links that keep to their rate and start at once."""
+    return sum(kind.turns * kind.pieces * kind.piece_bytes for kind in _kinds(rate_Bps)) / rate_Bps
+
+
+def _play(
+    topology: Topology, pairs: Sequence[tuple[int, int]], rate_Bps: float, links: Links | None, timeout_s: float, told: Told
+) -> _Hops:
+    kinds = _kinds(rate_Bps)
     plan = _turns(topology, pairs, kinds)
-    end_s = emulate(plan, links=links, timeout_s=timeout_s).timeline.end_s.reshape(-1, len(pairs))
+    found = emulate(plan, links=links, timeout_s=timeout_s, progress=told, foreseen_s=_turns_s(rate_Bps))
+    end_s = found.timeline.end_s.reshape(-1, len(pairs))
     hop_s = np.diff(end_s, axis=0)
     edges = np.cumsum([0, *(kind.turns for kind in kinds)])
     # The first turn of a kind still belongs to the one before, and what was warmed up counts.
@@ -147,10 +160,10 @@ def _play(
     return _Hops(*medians)
 
 
-def _local(topology: Topology, links: Links | None, timeout_s: float) -> float:
+def _local(topology: Topology, links: Links | None, timeout_s: float, told: Told) -> float:
     """Bytes per second of copies within a rank."""
     plan = _turns(topology, [(0, 0)], [_Kind(_LOCAL, 1, _LOCAL_BYTES)])
-    found: RunResult = emulate(plan, links=links, timeout_s=timeout_s)
+    found: RunResult = emulate(plan, links=links, timeout_s=timeout_s, progress=told)
     spans = found.timeline.end_s - found.timeline.start_s
     return _LOCAL_BYTES / float(np.median(spans))
 

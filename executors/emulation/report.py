@@ -16,6 +16,7 @@ from shardroute.executors.emulation.validate import (
     Validation,
     cluster,
     validate_emulated,
+    validating_us,
 )
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
 from shardroute.planner.cli.options import about
@@ -44,8 +45,9 @@ def print_emulated(*, cases: Sequence[str], namespaces: bool, repeats: int, json
     with about("--repeats"):
         check_limits(DEFAULT_TIMEOUT_S, repeats)
     chosen, topology = cases_named(cases), cluster()
-    with progress("emulating") as done, Namespaces(topology) if namespaces else nullcontext() as links:
-        found = validate_emulated(topology, links=links, cases=chosen, repeats=repeats, progress=lambda share, _what: done(share))
+    foreseen_us = validating_us(chosen, repeats)
+    with progress("emulating", foreseen_us) as done, Namespaces(topology) if namespaces else nullcontext() as links:
+        found = validate_emulated(topology, links=links, cases=chosen, repeats=repeats, progress=done)
     if json:
         print_json(_as_json(found))
     else:

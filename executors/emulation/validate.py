@@ -5,7 +5,7 @@ Rule: the calibration is measured first, by ping-pong, and serves all plans; not
 
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -14,7 +14,11 @@ from shardroute.executors.emulation.cases import CASES, N_DOMAINS, N_RANKS, Case
 from shardroute.executors.emulation.emulate import Links, emulate
 from shardroute.executors.emulation.machines import NIC_BPS, NVLINK_BPS, emulated_machine
 from shardroute.executors.emulation.ping_pong import calibrate_emulated
+from shardroute.executors.foresee import foresee
+from shardroute.executors.launching.ranks import EMULATED
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
+from shardroute.planner.plans import Plan
+from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import predict
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import RunError
@@ -26,6 +30,9 @@ MEDIAN_GOAL, WORST_GOAL = 0.10, 0.20
 TIE: Final = 0.05
 BALANCED: Final = frozenset({"greedy", "optimal"})
 RULES: Final = frozenset({"direct", "domain-relay"})
+# Seconds of ping-pong, and of a plan of `CASES`: to make and predict it, to start and end its ranks, and for each run of it
+# (2-core Xeon, 2026-12-01).
+_PING_PONG_S, _PLANNING_S, _STARTING_S, _RUNNING_S = 7.0, 0.3, 0.8, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +121,33 @@ class Validation:
 
 def validate_emulated(
     topology: Topology | None = None, *, links: Links | None = None, cases: Sequence[Case] = CASES, repeats: int = 3,
-    timeout_s: float = DEFAULT_TIMEOUT_S, progress: Callable[[float, str], None] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S, progress: Told | None = None,
 ) -> Validation:  # fmt: skip
     """Calibrate by ping-pong, then predict and run every plan of the cases `repeats` times each; `progress` is told the share
-    done and what comes next. The topology is, unless given, that of `cluster`, and `links` are of it.
+    that is done. The topology is, unless given, that of `cluster`, and `links` are of it.
 
     Raises RunError when a run fails or brings wrong bytes.
     """
     check_limits(timeout_s, repeats)
     topology = cluster() if topology is None else topology
-    tell = progress if progress is not None else lambda _share, _what: None
-    n_plans = sum(len(case.strategies) for case in cases)
+    calibrating, planning, running = parts(progress, _parts_s(cases, repeats))
     before = os.getloadavg()[0]
-    tell(0.0, "ping-pong")
-    calibration = calibrate_emulated(topology, links, timeout_s=timeout_s)
-    rows = []
-    for row in _rows(topology, calibration, links, cases, repeats, timeout_s):
-        rows.append(row)
-        tell((len(rows) + 1) / (n_plans + 1), f"after {row.case}, {row.strategy}")
-    return Validation(calibration, tuple(rows), (before, os.getloadavg()[0]))
+    calibration = calibrate_emulated(topology, links, timeout_s=timeout_s, progress=calibrating)
+    planned = _planned(topology, calibration, cases, planning)
+    told = parts(running, [foresee(p.plan, EMULATED, p.predicted_s).whole_s(repeats) for p in planned])
+    rows = tuple(_run(p, links, repeats, timeout_s, done) for p, done in zip(planned, told, strict=True))
+    return Validation(calibration, rows, (before, os.getloadavg()[0]))
+
+
+def validating_us(cases: Sequence[Case], repeats: int) -> float:
+    """About the microseconds that `validate_emulated` takes."""
+    return 1e6 * sum(_parts_s(cases, repeats))
+
+
+def _parts_s(cases: Sequence[Case], repeats: int) -> tuple[float, float, float]:
+    """Seconds of ping-pong, of planning and predicting, of running."""
+    n_plans = sum(len(case.strategies) for case in cases)
+    return _PING_PONG_S, _PLANNING_S * n_plans, (_STARTING_S + repeats * _RUNNING_S) * n_plans
 
 
 def cluster(nvlink_Bps: float = NVLINK_BPS, nic_Bps: float = NIC_BPS) -> Topology:
@@ -140,14 +155,27 @@ def cluster(nvlink_Bps: float = NVLINK_BPS, nic_Bps: float = NIC_BPS) -> Topolog
     return build_topology(emulated_machine(N_RANKS // N_DOMAINS, nvlink_Bps, nic_Bps), N_DOMAINS)
 
 
-def _rows(
-    topology: Topology, calibration: Calibration, links: Links | None, cases: Sequence[Case], repeats: int, timeout_s: float
-) -> Iterator[EmulatedRow]:  # fmt: skip
-    for case in cases:
-        for plan in case.plans(topology, calibration):
-            predicted_s = predict(plan, calibration).predicted_s
-            found = emulate(plan, links=links, timeout_s=timeout_s, repeats=repeats)
-            if found.mismatches:
-                raise RunError(f"{case.name}, {plan.strategy}: the destination holds wrong bytes; {found.mismatches[0].text}")
-            n_bytes = plan.problem.n_bytes
-            yield EmulatedRow(case.name, plan.strategy, len(plan.steps), n_bytes, predicted_s, found.measured_s, found.trials_s)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A plan of a case, and the seconds that it is predicted to take."""
+
+    case: str
+    plan: Plan
+    predicted_s: float
+
+
+def _planned(topology: Topology, calibration: Calibration, cases: Sequence[Case], told: Told) -> list[_Planned]:
+    return [
+        _Planned(case.name, plan, predict(plan, calibration).predicted_s)
+        for case, done in zip(cases, parts(told, [len(case.strategies) for case in cases]), strict=True)
+        for plan in case.plans(topology, calibration, done)
+    ]
+
+
+def _run(planned: _Planned, links: Links | None, repeats: int, timeout_s: float, told: Told) -> EmulatedRow:
+    plan, predicted_s = planned.plan, planned.predicted_s
+    found = emulate(plan, links=links, timeout_s=timeout_s, repeats=repeats, progress=told, foreseen_s=predicted_s)
+    if found.mismatches:
+        raise RunError(f"{planned.case}, {plan.strategy}: the destination holds wrong bytes; {found.mismatches[0].text}")
+    n_steps, n_bytes = len(plan.steps), plan.problem.n_bytes
+    return EmulatedRow(planned.case, plan.strategy, n_steps, n_bytes, predicted_s, found.measured_s, found.trials_s)

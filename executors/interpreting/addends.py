@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from shardroute.executors.interpreting.adding import CODES, HOST_DTYPES, round_bf16
 from shardroute.executors.interpreting.memories import Holdings
-from shardroute.executors.interpreting.patterns import Finding, cut, find_strays, scatter
+from shardroute.executors.interpreting.patterns import COMPARING, Finding, cut, find_strays, scatter
 from shardroute.planner.layouts.fragments import Ints
+from shardroute.planner.shares import Told, part, untold
 from shardroute.topologies.errors import InputError
 
 # Up to which whole numbers are exact: 2 to the bits of the significand (IEEE 754; bfloat16 has 8).
@@ -21,9 +22,9 @@ EXACT: Final = {CODES["f32"]: 2**24, CODES["f64"]: 2**53, CODES["bf16"]: 2**8, C
 _TILE: Final = 2**16  # elements that are worked on at a time
 
 
-def fill_addends(arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> None:
+def fill_addends(arena: NDArray[np.uint8], holdings: Holdings, rank: int, told: Told = untold) -> None:
     """Write the rank's addends into its source fragments. Raises InputError for more ranks than their sums stay exact for."""
-    for row in holdings.rows(rank, target=False):
+    for row in holdings.each(rank, told, target=False):
         code, view = _view(arena, holdings, row)
         largest = _largest(holdings, row, code)
         for starts, extent in cut(view.shape, _TILE):
@@ -31,11 +32,13 @@ def fill_addends(arena: NDArray[np.uint8], holdings: Holdings, rank: int) -> Non
             view[tile] = _encoded(_addends(holdings, row, tile, rank, largest), code)
 
 
-def verify_sums(arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: int, slots_at: int) -> Finding:
+def verify_sums(
+    arena: NDArray[np.uint8], holdings: Holdings, rank: int, target_at: int, slots_at: int, told: Told = untold
+) -> Finding:
     """Compare every byte of the rank's target part with the sums of all ranks' addends; leaves the sentinel in all fragments."""
     n_bytes = n_wrong = 0
     tensor = index = -1
-    for row in holdings.rows(rank, target=True):
+    for row in holdings.each(rank, part(told, 0.0, COMPARING), target=True):
         code, view = _view(arena, holdings, row)
         n_bytes += view.nbytes
         box, holders, largest = int(holdings.box[row]), _holders(holdings, row), _largest(holdings, row, code)

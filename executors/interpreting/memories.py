@@ -4,8 +4,10 @@ Rule: an address is a byte offset in the arena of its rank, so no pointer appear
 where it likes (a shared file, a symmetric heap). All lookups take and return columns.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,14 @@ from shardroute.executors.interpreting.adding import CODES, COPIES
 from shardroute.planner.layouts.fragments import Fragments, Ints, dense_strides
 from shardroute.planner.layouts.tensors import DTYPES, Layout
 from shardroute.planner.plans import Plan, ranges
+from shardroute.planner.shares import Told
 from shardroute.topologies.errors import InputError, PlanError
 
 # A cache line on x86 (64) and on Apple's Arm cores (128): buffers of two ranks never share one.
 ALIGNMENT = 128
+# As many bytes as are filled, or compared, in the time that a fragment takes besides: 20 to 25 us against 0.55 to 0.8 ns a byte
+# (a core of a Xeon, 2026-12-01).
+_ROW_BYTES: Final = 35_000
 
 
 class Part(IntEnum):
@@ -95,6 +101,16 @@ class Holdings:
         first, last = int(self.ptr[rank]), int(self.ptr[rank + 1])
         found: list[int] = (np.flatnonzero(self.target[first:last] == target) + first).tolist()
         return found
+
+    def each(self, rank: int, told: Told, *, target: bool) -> Iterator[int]:
+        """The same one by one; as the next is asked for, tells the share of the work that those before it are."""
+        rows = self.rows(rank, target=target)
+        boxes = self.box[rows]
+        n_bytes = self.extent[boxes].prod(axis=1) * self.itemsize[boxes]
+        done = np.cumsum(n_bytes + _ROW_BYTES)
+        for row, share in zip(rows, (done / done[-1:]).tolist(), strict=True):
+            yield row
+            told(share)
 
 
 class Memory:

@@ -4,6 +4,7 @@ Rule: everything that happens is written to the board; nothing is returned.
 """
 
 import time
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +16,13 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding, arm, fill_sources, verify
 from shardroute.executors.launching.boards import Board
 from shardroute.executors.transports.seam import Enqueuing, Transport
+from shardroute.planner.shares import Told, part, parts, untold
 
 
 class Job(Protocol):
     """What a rank is given before a trial, computes in it, and must have after it."""
 
-    def fill(self) -> None:
+    def fill(self, told: Told) -> None:
         """Write the source buffers."""
 
     def computes(self, step: int) -> bool:
@@ -29,7 +31,7 @@ class Job(Protocol):
     def compute(self, step: int) -> None:
         """Do what the rank computes in a step, if anything."""
 
-    def verify(self) -> tuple[Finding, float]:
+    def verify(self, told: Told) -> tuple[Finding, float]:
         """What was found in the destination buffers, and the largest difference where numbers are compared."""
 
 
@@ -42,9 +44,9 @@ class Moving:
         self._programs, self._memory, self._rank = programs, memory, rank
         self._adds = bool(programs.holdings.adds.any())
 
-    def fill(self) -> None:
+    def fill(self, told: Told) -> None:
         fill = fill_addends if self._adds else fill_sources
-        fill(self._memory, self._programs.holdings, self._rank)
+        fill(self._memory, self._programs.holdings, self._rank, told)
 
     def computes(self, step: int) -> bool:
         return False
@@ -52,10 +54,11 @@ class Moving:
     def compute(self, step: int) -> None:
         """Nothing."""
 
-    def verify(self) -> tuple[Finding, float]:
+    def verify(self, told: Told) -> tuple[Finding, float]:
         programs, rank = self._programs, self._rank
         compare = verify_sums if self._adds else verify
-        return compare(self._memory, programs.holdings, rank, int(programs.target_at[rank]), int(programs.slots_at[rank])), 0.0
+        ends = int(programs.target_at[rank]), int(programs.slots_at[rank])
+        return compare(self._memory, programs.holdings, rank, *ends, told), 0.0
 
 
 class Following(Protocol):
@@ -67,23 +70,29 @@ class Following(Protocol):
 
 def run_trials(
     programs: Programs, board: Board, memory: NDArray[np.uint8], driver: int, transport: Transport | Enqueuing,
-    job: Job | None = None, following: Following | None = None,
+    job: Job | None = None, following: Following | None = None, progress: Told = untold,
 ) -> None:  # fmt: skip
-    """Run all trials of the board as a driver of the rank whose arena `memory` is; the one that moves also fills and verifies."""
+    """Run all trials of the board as a driver of the rank whose arena `memory` is; the one that moves also fills and verifies.
+    `progress` is told the share of trials as each is done.
+    """
     rank = driver % programs.n_ranks
     moves = driver == rank
     job = Moving(programs, memory, rank) if job is None else job
     target_at = int(programs.target_at[rank])
-    at_step = board.at_step[driver : driver + 1]
+    at_step, share = board.at_step[driver : driver + 1], board.share[driver : driver + 1]
+    tell = partial(share.__setitem__, 0)
+    filling, arming = parts(part(tell, float(share[0]), 1.0), (target_at, len(memory) - target_at))
     if moves:
-        job.fill()
+        job.fill(filling)
     for trial in range(len(board.began_s)):
         transport.begin(trial)
         at_step[0] = -1
         if moves:
-            arm(memory, target_at)
+            arm(memory, target_at, untold if trial else arming)
+        tell(1.0)
         transport.barrier()
         board.phase[driver] = 2 * trial + 1
+        tell(0.0)
         board.began_s[trial, driver] = time.monotonic()
         drive(programs, driver, transport, board.start_s[trial], board.end_s[trial], at_step, job)
         at_step[0] = len(programs.cells.ptr) - 1
@@ -92,5 +101,7 @@ def run_trials(
         if following is not None:
             board.wrong_piece[trial, rank] = following.wrong_piece()
         if moves:
-            finding, board.worst[trial, rank] = job.verify()
+            finding, board.worst[trial, rank] = job.verify(tell)
             board.found[trial, rank] = [getattr(finding, name) for name in Finding.__slots__]
+        tell(1.0)
+        progress((trial + 1) / len(board.began_s))

@@ -16,6 +16,15 @@ RUNNING = 1 << 16  # in `exit_code` while a rank lives; no exit code or negated 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """Columns of a board that lie where others may see how far its ranks have come."""
+
+    at_step: NDArray[np.int64]
+    phase: NDArray[np.uint32]
+    share: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Board:
     """Columns in shared memory, for c cells, n ranks and k trials. Each entry has one writer, but first_failed the nursery.
 
@@ -24,6 +33,7 @@ class Board:
     phase        uint32[n]       the phase that a rank has reached: 2k + 1 is ready for trial k, 2k + 2 done with it
     waiting      int64[n]        the flag that the rank sleeps for, -1 for none
     at_step      int64[n]        the step that it drives; -1 before the first, n_steps after the last
+    share        float64[n]      how much it has done of filling, or of verifying the trial that its phase is done with
     exit_code    int64[n]        RUNNING, then what its process ended with (negated signal numbers)
     first_failed int64[1]        the first rank that ended with another code than 0, -1 for none
     pid          int64[n]
@@ -40,6 +50,7 @@ class Board:
     phase: NDArray[np.uint32]
     waiting: NDArray[np.int64]
     at_step: NDArray[np.int64]
+    share: NDArray[np.float64]
     exit_code: NDArray[np.int64]
     first_failed: NDArray[np.int64]
     pid: NDArray[np.int64]
@@ -60,6 +71,7 @@ class Board:
             phase=np.zeros(n_ranks, np.uint32),
             waiting=np.full(n_ranks, -1, np.int64),
             at_step=np.full(n_ranks, -1, np.int64),
+            share=np.zeros(n_ranks),
             exit_code=np.full(n_ranks, RUNNING, np.int64),
             first_failed=np.full(1, -1, np.int64),
             pid=np.zeros(n_ranks, np.int64),

@@ -21,7 +21,7 @@ from shardroute.executors.interpreting.interpret import Programs
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.interpreting.piece_sums import PieceRows
 from shardroute.executors.interpreting.trials import Following, run_trials
-from shardroute.executors.launching.boards import Board
+from shardroute.executors.launching.boards import Board, Seen
 from shardroute.executors.launching.tokens import NONCE_BYTES, VARIABLE, is_same, proof, token_of
 from shardroute.executors.messages.messages import Messages
 from shardroute.executors.steps import describe_place
@@ -39,6 +39,7 @@ from shardroute.executors.transports.seam import (
     World,
 )
 from shardroute.planner.plans import Plan
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.units import format_bytes
 
@@ -48,10 +49,10 @@ _CLOCK_ROUNDS = 8
 
 def run_over(
     world: World, programs: Programs, messages: Messages, board: Board, digest: str, deadline: Deadline,
-    contents: Contents | None = None, pieces: PieceRows | None = None,
+    contents: Contents | None = None, pieces: PieceRows | None = None, progress: Told = untold,
 ) -> None:  # fmt: skip
     """Run the trials of a board over a world, in memory of the rank's own; a plan that computes needs contents. With `pieces`
-    checksums follow them.
+    checksums follow them. `progress` is told the share of trials as each is done.
 
     Raises RunError on every rank if plans differ, and where there is no memory; InputError for checksums where torch works on no
     GPU.
@@ -70,7 +71,7 @@ def run_over(
     job = None if contents is None else Attending.alone(memory, programs, contents, world.rank)
     if contents is not None and isinstance(transport, Enqueuing):
         transport.compute_by(lambda device: TorchComputing(programs, contents, world.rank, tensors_of(device)))
-    run_trials(programs, board, memory, world.rank, carries, job, followed)
+    run_trials(programs, board, memory, world.rank, carries, job, followed, progress)
 
 
 def own_memory(n_bytes: int) -> NDArray[np.uint8]:
@@ -109,19 +110,21 @@ def agree_on(world: World, digest: str, deadline: Deadline) -> None:
 
 def run_launched(
     world: World, plan: Plan, programs: Programs, messages: Messages, *, n_trials: int, deadline: Deadline,
-    contents: Contents | None = None, pieces: PieceRows | None = None, at_step: NDArray[np.int64] | None = None,
+    contents: Contents | None = None, pieces: PieceRows | None = None, seen: Seen | None = None,
+    progress: Told = untold,
 ) -> Sequence[Trial]:
     """Run the plan as this rank of a world of its size; what all ranks saw and found, on rank 0, and nothing on the others.
-    `at_step` (int64[n_ranks]) is where somebody else may see which step this rank has come to.
+    `seen` is where somebody else may see how far this rank has come; `progress` is told the share of trials as each is done.
 
     Raises RunError with the rank and its step.
     """
     board = Board.blank(programs.n_ranks, len(programs.cells.rank), n_trials, deadline.left_s)
-    if at_step is None and isinstance(world, Witnessed):
-        at_step = world.at_step
-    board = board if at_step is None else replace(board, at_step=at_step)
+    if seen is not None:
+        board = replace(board, at_step=seen.at_step, phase=seen.phase, share=seen.share)
+    elif isinstance(world, Witnessed):
+        board = replace(board, at_step=world.at_step)
     try:
-        run_over(world, programs, messages, board, plan.digest, deadline, contents, pieces)
+        run_over(world, programs, messages, board, plan.digest, deadline, contents, pieces, progress)
         return _gather(world, programs, board, deadline)
     except LateError as error:
         peers = f", waiting for rank {', '.join(map(str, error.peers))}," if error.peers else ""

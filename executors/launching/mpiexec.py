@@ -23,13 +23,17 @@ import numpy as np
 
 from shardroute.executors.attention.contents import Contents
 from shardroute.executors.attention.jobs import load_arithmetic
+from shardroute.executors.foresee import Foreseen, foresee
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.interpreting.piece_sums import piece_rows
+from shardroute.executors.launching.advances import moved_share, prepared_share, trials_share
+from shardroute.executors.launching.boards import Seen
 from shardroute.executors.launching.launched import GaveUpError, run_launched
 from shardroute.executors.launching.launches import find_place
 from shardroute.executors.launching.processes import ONE_THREAD, uninterrupted
 from shardroute.executors.messages.separate import compile_separate
 from shardroute.executors.steps import describe_place
+from shardroute.executors.transports.libraries import MPI
 from shardroute.executors.transports.mpi import connect, remove_segments, shared_segments
 from shardroute.executors.transports.seam import Deadline, LateError, Progress, Trial
 from shardroute.planner.plan_files import load_plan, save_plan
@@ -39,7 +43,7 @@ from shardroute.topologies.errors import InputError, RunError, ShardrouteError
 _POLL_S: Final = 0.05
 # Ranks report a passed deadline themselves; after this much more, for starting and ending too, the caller does it for them.
 _GRACE_S: Final = 10.0
-_PID, _AT_STEP = 0, 1  # rows of what ranks let the caller see
+_PID, _AT_STEP, _PHASE, _SHARE, _N_SEEN = 0, 1, 2, 3, 4  # rows of what ranks let the caller see, and how many there are
 # Python that becomes mpiexec, after asking Linux to end it (SIGTERM, upon which it ends its ranks) when the caller is killed:
 # prctl(PR_SET_PDEATHSIG, ...) of linux/prctl.h, which holds across exec; the caller may be gone before it is asked.
 _LEASH: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); " \
@@ -52,8 +56,9 @@ class MpiexecSession:
     """A Session of processes that mpiexec starts. Raises InputError when there is no mpiexec."""
 
     def __init__(
-        self, plan: Plan, *, timeout_s: float, n_trials: int, contents: Contents | None = None, verify: bool = False
-    ) -> None:
+        self, plan: Plan, *, timeout_s: float, n_trials: int, contents: Contents | None = None, verify: bool = False,
+        foreseen: Foreseen | None = None,
+    ) -> None:  # fmt: skip
         launcher = find_mpiexec()
         self._timeout_s, self._n_trials = timeout_s, n_trials
         self._deadline = Deadline.after(timeout_s + _GRACE_S)
@@ -61,8 +66,8 @@ class MpiexecSession:
         save_plan(plan, self._folder / "run.plan")
         if contents is not None:
             np.savez(self._folder / "contents.npz", allow_pickle=False, **contents.columns())
-        self._plan = plan
-        self._seen = np.memmap(self._folder / "seen", np.int64, "w+", shape=(2, plan.problem.n_ranks))
+        self._plan, self._foreseen = plan, foresee(plan, MPI) if foreseen is None else foreseen
+        self._seen = np.memmap(self._folder / "seen", np.int64, "w+", shape=(_N_SEEN, plan.problem.n_ranks))
         self._seen[_AT_STEP] = -1
         (self._folder / "request").write_text(f"{n_trials} {timeout_s!r} {int(verify)}")
         with open(self._folder / "errors", "wb") as errors:
@@ -74,13 +79,19 @@ class MpiexecSession:
                 env=os.environ | ONE_THREAD,
             )  # fmt: skip
 
-    def run(self, progress: Progress | None = None) -> Sequence[Trial]:
-        """What the ranks saw and found. Raises RunError with what they said when they failed."""
+    def run(self, progress: Progress | None = None, preparing: Progress | None = None) -> Sequence[Trial]:
+        """What the ranks saw and found; told as by `Session.run`. Raises RunError with what they said when they failed."""
+        done = 0.0
         while self._process.poll() is None:
             if self._deadline.left_s <= 0:
                 raise RunError(f"the ranks still ran {_GRACE_S:g} s after the {self._timeout_s:g} s that --timeout allows")
+            phase, share = self._seen[_PHASE].astype(np.uint32), self._seen[_SHARE].view(np.float64)
+            moved = moved_share(self._seen[_AT_STEP], len(self._plan.steps))
+            done = max(done, trials_share(phase, share, moved, self._n_trials, self._foreseen))
+            if preparing is not None and done == 0:
+                preparing(prepared_share(self._seen[_PID], phase, share, self._foreseen))
             if progress is not None:
-                progress(0.0)
+                progress(done)
             time.sleep(_POLL_S)
         if self._process.returncode != 0 or not (self._folder / "trials.npz").exists():
             raise RunError(self._failure())
@@ -155,13 +166,14 @@ def rank_main(folder: str) -> int:
         n_trials, timeout_s, verify = (Path(folder) / "request").read_text().split()
         deadline = Deadline.after(float(timeout_s))
         plan = load_plan(Path(folder) / "run.plan")
-        seen = np.memmap(Path(folder) / "seen", np.int64, "r+", shape=(2, place.size))
+        seen = np.memmap(Path(folder) / "seen", np.int64, "r+", shape=(_N_SEEN, place.size))
         seen[_PID, place.rank] = os.getpid()
         world = connect(place, deadline, seen[_AT_STEP])
         found, contents = compile_separate(plan), _contents(Path(folder))
         trials = run_launched(
             world, found.plan, found.programs, found.messages, n_trials=int(n_trials), deadline=deadline, contents=contents,
-            pieces=piece_rows(found.plan) if int(verify) else None, at_step=seen[_AT_STEP],
+            pieces=piece_rows(found.plan) if int(verify) else None,
+            seen=Seen(seen[_AT_STEP], seen[_PHASE].view(np.uint32)[::2], seen[_SHARE].view(np.float64)),
         )  # fmt: skip
     except Exception as error:  # whatever it is, the caller says it, and no other rank waits for this one
         known = isinstance(error, (ShardrouteError, LateError))

@@ -26,9 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardroute.executors.attention.contents import Contents
+from shardroute.executors.foresee import Foreseen, foresee
 from shardroute.executors.interpreting.interpret import Programs, to_columns
 from shardroute.executors.interpreting.patterns import Finding
 from shardroute.executors.interpreting.piece_sums import PieceRows
+from shardroute.executors.launching.advances import moved_share, prepared_share, trials_share
 from shardroute.executors.launching.boards import RUNNING, Board
 from shardroute.executors.launching.ranks import LATE, PROCESSES, files_needed, pieces_columns
 from shardroute.executors.launching.shared_files import create_shared_file, file_bytes
@@ -67,10 +69,12 @@ class ProcessSession:
         self, plan: Plan, programs: Programs, *, digest: str, timeout_s: float, n_trials: int = 1, transport: str = PROCESSES,
         messages: Messages | None = None, contents: Contents | None = None,
         wiring: Mapping[str, NDArray[np.generic]] | None = None, inherited: Sequence[int] = (), pieces: PieceRows | None = None,
+        foreseen: Foreseen | None = None,
     ) -> None:  # fmt: skip
         """`digest` is of the plan that the programs were compiled from; ranks refuse to run any other than `plan`. Transports
         other than `processes` need the messages of the programs; a plan that computes needs contents. `wiring` are further
-        columns for the ranks, `inherited` further descriptors. With `pieces` checksums follow them.
+        columns for the ranks, `inherited` further descriptors. With `pieces` checksums follow them. `foreseen` weighs the shares
+        that `run` tells, where more is known of the plan than its counts.
         """
         _check_files(programs.n_drivers)
         n_cells = len(programs.cells.rank)
@@ -86,6 +90,7 @@ class ProcessSession:
             columns |= pieces_columns(pieces)
         _check_memory(file_bytes(columns, programs.arena_bytes), plan)
         self._plan, self._programs, self._n_trials, self._transport = plan, programs, n_trials, transport
+        self._foreseen = foresee(plan, transport) if foreseen is None else foreseen
         no_arenas = np.zeros_like(programs.arena_bytes)
         try:
             self._shared = create_shared_file(digest, columns, programs.arena_bytes if transport == PROCESSES else no_arenas)
@@ -106,9 +111,13 @@ class ProcessSession:
         pids: list[int] = self._board.pid.tolist()
         return pids
 
-    def run(self, progress: Progress | None = None) -> Sequence[Trial]:
-        """Wait until the ranks have run and verified all trials; calls `progress` with the fraction done. Raises RunError."""
-        board, calls = self._board, select.poll()
+    def run(self, progress: Progress | None = None, preparing: Progress | None = None) -> Sequence[Trial]:
+        """Wait until the ranks have run and verified all trials. Raises RunError.
+
+        Calls `progress` with the share of the trials that is done, which is 0 until the first one moves bytes, and `preparing`
+        with that of what comes before: starting the ranks and filling their sources.
+        """
+        board, calls, done = self._board, select.poll(), 0.0
         assert self._nursery.stdout is not None
         calls.register(self._nursery.stdout, select.POLLIN)
         while True:
@@ -120,8 +129,11 @@ class ProcessSession:
                 break
             if time.monotonic() > float(board.deadline_s[0]) + _GRACE_S:
                 raise RunError(self._late(self._slowest()))
+            done = max(done, self._trials_share())  # which a rank that goes on to the next trial may let fall for a moment
+            if preparing is not None and done == 0:
+                preparing(prepared_share(board.pid, board.phase, board.share, self._foreseen))
             if progress is not None:
-                progress(self._fraction())
+                progress(done)
         if self._nursery.wait() != 0 or (board.exit_code != 0).any():
             raise RunError(self._nursery_failure())
         if progress is not None:
@@ -156,16 +168,14 @@ class ProcessSession:
         while late and (board.exit_code == RUNNING).any() and time.monotonic() < until_s:
             time.sleep(_POLL_S / 10)
 
-    def _fraction(self) -> float:
+    def _trials_share(self) -> float:
         board, n_cells = self._board, len(self._programs.cells.rank)
-        trial = min((int(board.phase.min()) - 1) // 2, self._n_trials - 1)
-        if trial < 0:
-            return 0.0
+        trial = min(max((int(board.phase.min()) - 1) // 2, 0), self._n_trials - 1)
         if self._transport == PROCESSES:
-            done = int(np.count_nonzero(board.flags[:n_cells] > trial)) / max(n_cells, 1)
+            moved = int(np.count_nonzero(board.flags[:n_cells] > trial)) / max(n_cells, 1)
         else:  # no rank marks cells where others could see it
-            done = float(np.maximum(board.at_step, 0).min(initial=0)) / max(len(self._plan.steps), 1)
-        return (trial + done) / self._n_trials
+            moved = moved_share(board.at_step, len(self._plan.steps))
+        return trials_share(board.phase, board.share, moved, self._n_trials, self._foreseen)
 
     def _failure(self, rank: int) -> str:
         code, words = int(self._board.exit_code[rank]), self._board.read_error(rank)

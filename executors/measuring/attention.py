@@ -12,9 +12,12 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -28,6 +31,7 @@ from shardroute.executors.launching.processes import ONE_THREAD
 from shardroute.planner.ring.chunks import chunks_of
 from shardroute.planner.ring.tiles import Work, work
 from shardroute.planner.ring.workloads import Attention, SequenceLayout
+from shardroute.planner.shares import Told, heard, parts
 from shardroute.topologies.costs import COST_TABLES, TileCost
 from shardroute.topologies.errors import RunError
 
@@ -39,11 +43,12 @@ _CASES: Final = (
 # The median is taken, as of runs: what interrupts and caches that others use cost is part of a step, too.
 # All take 3 s of CPU time.
 _REPEATS: Final = 5
+# Seconds of a case (2-core Xeon, 2026-12-01).
+_CASE_S: Final[Mapping[str, float]] = {"f32": 0.075, "f64": 0.144}
 # Of a partial output or gradient that is added up: between the caches and what a large call has.
 _SUM_SHAPE: Final = (1, 4096, 8, 64)
 _BOOT: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from shardroute.executors.measuring.attention import kernel_figures; print(json.dumps(kernel_figures()))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shardroute.executors.measuring.attention import main; main()"
 )
 
 
@@ -55,34 +60,63 @@ class _Sample:
     seconds: float
 
 
-def attention_figures(timeout_s: float) -> dict[str, float]:
-    """The figures of the tables, by key (attend_f32.score), in SI. Raises RunError when measuring fails or takes too long."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
-            env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=timeout_s, check=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise RunError(f"measuring attention took over {timeout_s:g} s; is the machine busy? Measure when it is idle") from None
-    except subprocess.CalledProcessError as error:
-        raise RunError(f"measuring attention failed: {error.stderr.strip().splitlines()[-1:]}") from error
-    figures: dict[str, float] = json.loads(done.stdout)
+def attention_figures(timeout_s: float, progress: Told | None = None) -> dict[str, float]:
+    """The figures of the tables, by key (attend_f32.score), in SI; `progress` is told the share that is done. Raises RunError
+    when measuring fails or takes too long.
+    """
+    told, figures, is_late = heard(progress), dict[str, float](), threading.Event()
+    with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+        env=os.environ | ONE_THREAD, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
+    ) as measuring:  # fmt: skip
+        assert measuring.stdout is not None
+
+        def end() -> None:
+            is_late.set()
+            measuring.kill()
+
+        limit = threading.Timer(timeout_s, end)
+        limit.start()
+        try:
+            for line in measuring.stdout:
+                said: float | dict[str, float] = json.loads(line)
+                if isinstance(said, dict):
+                    figures = said
+                else:
+                    told(said)
+        except BaseException:
+            measuring.kill()
+            raise
+        finally:
+            limit.cancel()
+        if is_late.is_set():
+            raise RunError(f"measuring attention took over {timeout_s:g} s; is the machine busy? Measure when it is idle")
+        if measuring.wait() != 0:
+            errors.seek(0)
+            raise RunError(f"measuring attention failed: {errors.read().strip().splitlines()[-1:]}")
     return figures
 
 
-def kernel_figures() -> dict[str, float]:
+def kernel_figures(progress: Told | None = None) -> dict[str, float]:
     """The same, measured in this process, in which memory is kept as ranks keep it."""
     load_arithmetic(Arithmetic.NUMPY)
     figures: dict[str, float] = {}
-    for dtype in DTYPES_OF[Arithmetic.NUMPY]:
-        samples = [
-            _measured(Attention((n,), 1, heads, kv_heads, width, causal=causal, layout=SequenceLayout.CONTIGUOUS, dtype=dtype))
-            for n, heads, kv_heads, width in _CASES
-            for causal in (False, True)
-        ]
+    dtypes, cases = DTYPES_OF[Arithmetic.NUMPY], list(product(_CASES, (False, True)))
+    told = iter(parts(progress, [_CASE_S[dtype] for dtype in dtypes for _ in cases]))
+    for dtype in dtypes:
+        samples = []
+        for (n, heads, kv_heads, width), causal in cases:
+            layout = SequenceLayout.CONTIGUOUS
+            samples.append(_measured(Attention((n,), 1, heads, kv_heads, width, causal=causal, layout=layout, dtype=dtype)))
+            next(told)(1.0)
         for table, found in zip((f"attend_{dtype}", f"grad_{dtype}"), zip(*samples, strict=True), strict=True):
             figures |= {f"{table}.{key}": cost for key, cost in zip(COST_TABLES[table][1], _fitted(found), strict=True)}
     return figures | _sums()
+
+
+def main() -> None:
+    """Print shares as they are done, then the figures: one JSON value a line."""
+    print(json.dumps(kernel_figures(lambda share: print(json.dumps(share), flush=True))))
 
 
 def _measured(call: Attention) -> tuple[_Sample, _Sample]:

@@ -17,11 +17,12 @@ import datetime
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from shardroute.executors.foresee import n_cpus
 from shardroute.executors.launching.processes import machine_text
 from shardroute.executors.measuring.attention import attention_figures
 from shardroute.executors.run import run_plan
@@ -34,6 +35,7 @@ from shardroute.planner.problems import Problem
 from shardroute.planner.ring.strategies import ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import Attention
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.calibrations import Calibration, calibration_figure, calibration_from_figures
 from shardroute.topologies.errors import RunError
 from shardroute.topologies.machines import load_machine
@@ -55,8 +57,8 @@ _SMALL_BLOCK, _REPEATS_COMPUTING = 64, 15
 _N_TURNS = 400
 # What all ranks together copy when they run at once: far beyond caches, little enough for any machine.
 _TOGETHER_BYTES = 256 * 2**20
-# Shares of the time that are over after each part; attention, the last, takes half (14 s on 2 cores).
-_ALONE_DONE, _TOGETHER_DONE, _PING_PONG_DONE = 0.17, 0.43, 0.52
+# Seconds of each part in turn, from copies of one rank alone to a ring that computes (2-core Xeon, 2026-12-01).
+PARTS_S = (1.3, 2.5, 0.6, 1.1, 4.8, 2.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +71,25 @@ class _Rows:
     boxes: Boxes
 
 
-def calibrate_here(timeout_s: float = 60.0, progress: Callable[[float], None] | None = None) -> Calibration:
+def calibrate_here(timeout_s: float = 60.0, progress: Told | None = None) -> Calibration:
     """The costs of transport `processes` on this machine, measured now; takes some seconds. progress is told the share done.
 
     Raises RunError when what was measured contradicts the model (the machine is busy with something else), or a run fails.
     """
     load = os.getloadavg()[0]
-    done = progress if progress is not None else _untold
-    launch_s, piece_s, run_s, copy_Bps = _alone(timeout_s)
-    done(_ALONE_DONE)
-    cores = _together(launch_s, piece_s, run_s, copy_Bps, timeout_s)
-    done(_TOGETHER_DONE)
+    alone, together, checking, playing, attending, computing = parts(progress, PARTS_S)
+    launch_s, piece_s, run_s, copy_Bps = _alone(timeout_s, alone)
+    cores = _together(launch_s, piece_s, run_s, copy_Bps, timeout_s, together)
     tiny_s = launch_s + piece_s + _TINY[0] * run_s
-    check_s = _checking(tiny_s, timeout_s)
-    wait_s = _ping_pong(tiny_s + check_s, cores, timeout_s)
-    done(_PING_PONG_DONE)
+    check_s = _checking(tiny_s, timeout_s, checking)
+    wait_s = _ping_pong(tiny_s + check_s, cores, timeout_s, playing)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     where = f"{platform.node()} ({machine_text()}, load average {load:.1f})"
     source = f"measured on {today} on {where} by running plans, see executors/measuring/copies.py"
     steps = {"step.launch": launch_s, "step.piece": piece_s, "step.check": check_s, "step.wait": wait_s, "step.run": run_s}
     cpus = {"cpu.cores": cores, "cpu.copy_bandwidth": copy_Bps}
     attended = f"measured on {today} on {where} by running attention, see executors/measuring/attention.py"
-    tables = attention_figures(timeout_s)
+    tables = attention_figures(timeout_s, attending)
 
     def found(steps: dict[str, float]) -> Calibration:
         figures = [  # in the order of a calibration file
@@ -100,15 +99,11 @@ def calibrate_here(timeout_s: float = 60.0, progress: Callable[[float], None] | 
         ]
         return calibration_from_figures(MACHINE, LIBRARY, today, machine_text(), figures)
 
-    start_s, compute_s = _computing(found(steps), timeout_s)
+    start_s, compute_s = _computing(found(steps), timeout_s, computing)
     return found(steps | {"step.start": start_s, "step.compute": compute_s})
 
 
-def _untold(_share: float) -> None:
-    pass
-
-
-def _alone(timeout_s: float) -> tuple[float, float, float, float]:
+def _alone(timeout_s: float, told: Told) -> tuple[float, float, float, float]:
     """launch_s, piece_s, run_s and copy_Bps, from one rank that copies to another while nothing else runs."""
     n_pieces = [1] * _N_SINGLE + [_PIECES_OF_MANY] * _N_MANY + [1] * (_N_LARGE + _N_SHORT)
     sizes = {
@@ -119,7 +114,7 @@ def _alone(timeout_s: float) -> tuple[float, float, float, float]:
     }
     rows = [_rows(name, [(0, 1)], n, piece) for name, (n, piece) in sizes.items()]
     plan = _copies(rows, n_pieces, [(0, 1)] * len(n_pieces), scattered=True)
-    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
+    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS, progress=told).timeline.start_s
     kind = np.repeat(np.arange(4), [_N_SINGLE, _N_MANY, _N_LARGE, _N_SHORT])[:-1]
     # From start to start, so that what lies between two steps (marks, clocks) is counted as part of launching.
     medians = np.array([np.median(np.diff(start_s)[kind == k]) for k in range(4)])
@@ -135,36 +130,36 @@ def _alone(timeout_s: float) -> tuple[float, float, float, float]:
     return launch_s, piece_s, max(run_s, 0.0), 1 / byte_s
 
 
-def _together(launch_s: float, piece_s: float, run_s: float, copy_Bps: float, timeout_s: float) -> float:
+def _together(launch_s: float, piece_s: float, run_s: float, copy_Bps: float, timeout_s: float, told: Told) -> float:
     """cores, from a ring of ranks that all copy to the next at the same time."""
-    n_cpus = _n_cpus()
-    n_ranks = 2 * n_cpus
+    n_cores = n_cpus()
+    n_ranks = 2 * n_cores
     n_each = max(1, _TOGETHER_BYTES // n_ranks // (_LARGE[0] * _LARGE[1] * 2))
     ring = [(rank, (rank + 1) % n_ranks) for rank in range(n_ranks)]
     plan = _copies(
         [_rows("ring", ring, n_each, _LARGE)], [1] * (n_ranks * n_each), [pair for pair in ring for _ in range(n_each)]
     )
     # The fastest trial: whatever else the machine did meanwhile can only have taken cores away.
-    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
+    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER, progress=told).trials_s)
     work_s = len(plan.steps) * launch_s + int(plan.step_pieces.sum()) * piece_s + int(step_runs(plan).sum()) * run_s
     work_s += int(plan.step_bytes.sum()) / copy_Bps
-    return min(work_s / measured_s, float(n_cpus))
+    return min(work_s / measured_s, float(n_cores))
 
 
-def _checking(step_s: float, timeout_s: float) -> float:
+def _checking(step_s: float, timeout_s: float, told: Told) -> float:
     """check_s, from two ranks: one makes tiny copies, then the other makes as many, each of which waits for one of those."""
     rows = [_rows("first", [(0, 2)], _N_SINGLE, _TINY), _rows("second", [(1, 2)], _N_SINGLE, _TINY)]
     waits_for = np.r_[_N_SINGLE - 1, np.arange(_N_SINGLE - 1)]  # the first for the last, so all others find theirs done
     after = np.r_[np.full(_N_SINGLE, -1), waits_for]
     pairs = [(0, 2)] * _N_SINGLE + [(1, 2)] * _N_SINGLE
     plan = _copies(rows, [1] * len(pairs), pairs, after=after, scattered=True)
-    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS).timeline.start_s
+    start_s = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS, progress=told).timeline.start_s
     return max(0.0, float(np.median(np.diff(start_s[_N_SINGLE:]))) - step_s)
 
 
-def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
+def _ping_pong(step_s: float, cores: float, timeout_s: float, told: Told) -> float:
     """wait_s, from pairs of ranks that send each other tiny pieces in turn; step_s is what a step costs otherwise."""
-    n_pairs = 4 * _n_cpus()
+    n_pairs = 4 * n_cpus()
     there = [(2 * i, 2 * i + 1) for i in range(n_pairs)]
     back = [(b, a) for a, b in there]
     rows = _rows("ping", there + back, _N_TURNS // 2, _TINY)
@@ -174,31 +169,28 @@ def _ping_pong(step_s: float, cores: float, timeout_s: float) -> float:
     after = np.where(turn > 0, np.arange(order.size).reshape(order.shape) - n_pairs, -1).ravel()
     pairs = [pair for pair in there + back for _ in range(_N_TURNS // 2)]
     plan = _copies([rows], [1] * order.size, pairs, order.ravel(), after)
-    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER).trials_s)
+    measured_s = min(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_TOGETHER, progress=told).trials_s)
     return max(0.0, measured_s * cores / len(plan.steps) - step_s)
 
 
-def _computing(known: Calibration, timeout_s: float) -> tuple[float, float]:
+def _computing(known: Calibration, timeout_s: float, told: Told) -> tuple[float, float]:
     """start_s and compute_s, from a ring of ranks that attend to small blocks: the CPU time that nothing known explains.
 
     Forward there are few COMPUTE steps a thread, and with a backward pass behind it many: two equations. By the median trial, as
     what the system takes to bring threads to free cores belongs to it.
     """
     assert known.cores is not None
-    n_ranks = 2 * _n_cpus()
+    n_ranks = 2 * n_cpus()
     call = Attention((_SMALL_BLOCK * n_ranks,), n_ranks, 4, 2, 64, dtype="f32")
     left_s, n_steps = np.zeros(2), np.zeros(2)
-    for i, which in enumerate((Pass.FORWARD, Pass.RECOMPUTE)):
+    for i, (which, done) in enumerate(zip((Pass.FORWARD, Pass.RECOMPUTE), parts(told, (1.0, 2.0)), strict=True)):
         plan = ring_plan(call, build_topology(load_machine(MACHINE), min_gpus=n_ranks), "ring", which)
-        measured_s = statistics.median(run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_COMPUTING).trials_s)
+        ran = run_plan(plan, timeout_s=timeout_s, repeats=_REPEATS_COMPUTING, progress=done)
+        measured_s = statistics.median(ran.trials_s)
         left_s[i] = measured_s * known.cores - float(tasks_of(plan, plan.topology, known).graph.amount.sum())
         n_steps[i] = len(plan.computes)
     compute_s = max(0.0, float((left_s[1] - left_s[0]) / (n_steps[1] - n_steps[0])))
     return max(0.0, float(left_s.mean() - compute_s * n_steps.mean())) / n_ranks, compute_s
-
-
-def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rows(name: str, pairs: Sequence[tuple[int, int]], n_pieces: int, piece: tuple[int, int]) -> _Rows:

@@ -357,8 +357,11 @@ class Trial:
 class Session(Protocol):
     """Ranks that have been started for one plan; leaving the context ends them and frees all that they used."""
 
-    def run(self, progress: Progress | None = None) -> Sequence[Trial]:
-        """Fill, run and verify as often as was asked for when the session was opened. Raises RunError with rank and step."""
+    def run(self, progress: Progress | None = None, preparing: Progress | None = None) -> Sequence[Trial]:
+        """Fill, run and verify as often as was asked for when the session was opened. Raises RunError with rank and step.
+
+        `progress` is told the share of the trials that is done, `preparing` that of what comes before the first.
+        """
 
     def __enter__(self) -> Self: ...
 

@@ -20,7 +20,7 @@ from shardroute.planner.backends.step_tasks import StepTasks
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.plans import Op, Plan, ranges
 from shardroute.planner.rounds import rounds_of
-from shardroute.planner.shares import Told, heard
+from shardroute.planner.shares import Told, heard, part
 from shardroute.planner.simulator import TaskGraph, in_order, merge_dependencies
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.machines import MachineKind
@@ -44,17 +44,22 @@ class PlanTasks:
     n_bytes: int
 
 
-# Shares of the time that it took on a plan of 276,000 steps until steps had costs, rounds were numbered and groups were made.
-_COSTED, _NUMBERED, _GROUPED = 0.35, 0.55, 0.95
+# Shares of the time that it took on plans of 165,000 to 660,000 steps until steps had costs, and of the rest until rounds were
+# numbered and groups were made; and until steps had costs in plans of attention, of which each COMPUTE has its own.
+_COSTED, _NUMBERED, _GROUPED = 0.15, 0.25, 0.95
+_COMPUTED = 0.7
 
 
 def tasks_of(plan: Plan, topology: Topology, calibration: Calibration, progress: Told | None = None) -> PlanTasks:
     """The plan's tasks on the topology (rank i on GPU i), at the rates of the calibration. progress is told the share done."""
     told = heard(progress)
+    costed = _COMPUTED if len(plan.computes) else _COSTED
+    rest = part(told, costed, 1.0)
     links = links_of(topology, calibration)
     cpu = topology.machine.kind is MachineKind.CPU
-    tasks = cpu_tasks(plan, calibration) if cpu else _gpu_tasks(plan, topology, calibration, links)
-    told(_COSTED)
+    first_part = part(told, 0.0, costed)
+    tasks = cpu_tasks(plan, calibration, first_part) if cpu else _gpu_tasks(plan, topology, calibration, links, first_part)
+    rest(0.0)
     first = np.searchsorted(tasks.step, np.arange(len(plan.steps) + 1)).astype(np.int64)
     lane_ptr, lane_tasks = in_order(tasks.lane)
     dep_sets = [_after(plan, first), (lane_ptr, lane_tasks)]
@@ -75,18 +80,19 @@ def tasks_of(plan: Plan, topology: Topology, calibration: Calibration, progress:
         route_ptr=tasks.route_ptr, route_links=tasks.route_links, dep_ptr=dep_ptr, dep_tasks=dep_tasks, capacity=links.capacity,
         late_amount=np.zeros(n) if tasks.late is None else tasks.late, behind=behind,
     )  # fmt: skip
-    told(_NUMBERED)
+    rest(_NUMBERED)
     if grouped.any():
-        found = with_groups(graph, tasks.step, rounds, plan, grouped, tasks.pack_s, tasks.unpack_s)
+        grouping = part(rest, _NUMBERED, _GROUPED)
+        found = with_groups(graph, tasks.step, rounds, plan, grouped, tasks.pack_s, tasks.unpack_s, grouping)
     else:
         found = without_groups(graph, tasks.step, len(plan.steps))
-    told(_GROUPED)
+    rest(_GROUPED)
     graph, kind, step = _one_at_a_time(found.graph, tasks.engine, found.place), found.kind, found.step
     if not cpu and len(plan.computes):
         graph = with_held_sms(graph, found.place[first[:-1]], plan, topology, calibration, links)
         n_held = graph.n_tasks - len(step)
         kind, step = np.concatenate([kind, np.full(n_held, Kind.HELD)]), np.concatenate([step, np.full(n_held, -1)])
-    told(1.0)
+    rest(1.0)
     return PlanTasks(graph, step, kind, found.begins, found.unpacks, links, tasks.n_bytes)
 
 
@@ -131,11 +137,11 @@ def _collectives_in_order(plan: Plan, first: Ints) -> tuple[Ints, NDArray[np.int
     return np.concatenate([[0], np.cumsum(np.bincount(table[:, 0], minlength=int(first[-1])))]), table[:, 1].astype(np.int32)
 
 
-def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: Links) -> StepTasks:
+def _gpu_tasks(plan: Plan, topology: Topology, calibration: Calibration, links: Links, progress: Told) -> StepTasks:
     steps = plan.steps
     copy = steps.op == Op.COPY
     costs = copy_costs(plan, topology, calibration, links)
-    rings = group_rings(plan, topology, calibration, links)
+    rings = group_rings(plan, topology, calibration, links, progress)
     n_tasks = np.ones(len(steps), dtype=np.int64)
     for i, found in rings.items():
         n_tasks[i] = len(found)

@@ -12,12 +12,15 @@ from shardroute.planner.backends.runs import step_runs
 from shardroute.planner.backends.step_tasks import StepTasks
 from shardroute.planner.ownership import gathered_from
 from shardroute.planner.plans import Op, Plan
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 
 
-def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
-    """One task for each step and rank that drives it; amounts are core-seconds on one shared link, at most one core each."""
+def cpu_tasks(plan: Plan, calibration: Calibration, progress: Told = untold) -> StepTasks:
+    """One task for each step and rank that drives it; amounts are core-seconds on one shared link, at most one core each.
+    progress is told the share that is done.
+    """
     steps = plan.steps
     assert calibration.copy_Bps is not None
     copy = steps.op == Op.COPY
@@ -45,7 +48,7 @@ def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
         # A member of a REDUCE_SCATTER adds up its part of the bundle, which every member brings: as many bytes as the bundle has.
     amount = calibration.launch_s + n_pieces * calibration.piece_s + n_bytes / calibration.copy_Bps
     if plan.attention is not None or plan.problem.summed:
-        amount += _computed_s(plan, calibration)[step]
+        amount += _computed_s(plan, calibration, progress)[step]
     waits = np.repeat(_waits(plan), size)
     threads, first = np.unique(rank, return_index=True)
     amount[first[threads >= plan.problem.n_ranks]] += calibration.start_s
@@ -67,11 +70,11 @@ def cpu_tasks(plan: Plan, calibration: Calibration) -> StepTasks:
     )
 
 
-def _computed_s(plan: Plan, calibration: Calibration) -> NDArray[np.float64]:
+def _computed_s(plan: Plan, calibration: Calibration, progress: Told) -> NDArray[np.float64]:
     """CPU seconds of arithmetic that each step has beside its moving."""
     seconds = np.zeros(len(plan.steps))
     if plan.attention is not None:
-        seconds[plan.computes.step] = cpu_seconds(plan, calibration)
+        seconds[plan.computes.step] = cpu_seconds(plan, calibration, progress)
     sums = np.isin(plan.steps.op, (Op.REDUCE_SCATTER, Op.ALL_REDUCE))
     if sums.any():
         assert calibration.copy_Bps is not None

@@ -18,6 +18,7 @@ from shardroute.planner.backends.links import Links, path_costs
 from shardroute.planner.backends.ring_orders import ring_orders
 from shardroute.planner.backends.tuning import Algorithm, Group
 from shardroute.planner.plans import Op, Plan
+from shardroute.planner.shares import Told, part, untold
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.topologies import Topology
@@ -29,6 +30,8 @@ COLLECTIVES: Final = {
     Op.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
     Op.ALL_REDUCE: Collective.ALL_REDUCE,
 }
+# The share of what attention takes in a plan that computes some.
+_COMPUTED: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +47,10 @@ class Ring:
     links: NDArray[np.int32]
 
 
-def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links: Links) -> dict[int, list[Ring]]:
-    """The rings of every step that is not a copy, by step."""
+def group_rings(
+    plan: Plan, topology: Topology, calibration: Calibration, links: Links, progress: Told = untold
+) -> dict[int, list[Ring]]:
+    """The rings of every step that is not a copy, by step; progress is told the share that is done."""
 
     @cache
     def alone_s(op: Collective, n_bytes: int, group: Group) -> tuple[float, str]:
@@ -60,12 +65,14 @@ def group_rings(plan: Plan, topology: Topology, calibration: Calibration, links:
         return _paths(plan.group(group), root, topology, calibration, links)
 
     found: dict[int, list[Ring]] = {}
-    computed_s = gpu_seconds(plan, topology.machine) if len(plan.computes) else np.zeros(0)
+    computing = part(progress, 0.0, _COMPUTED)
+    computed_s = np.zeros(len(plan.steps))
+    if len(plan.computes):
+        computed_s[plan.computes.step] = gpu_seconds(plan, topology.machine, computing)
     for step in np.flatnonzero(plan.steps.op != Op.COPY).tolist():
         op = Op(int(plan.steps.op[step]))
         if op is Op.COMPUTE:
-            seconds = float(computed_s[np.searchsorted(plan.computes.step, step)])
-            found[step] = [Ring(0.0, seconds, 1.0, links.sms(plan.group(int(plan.steps.group[step]))))]
+            found[step] = [Ring(0.0, float(computed_s[step]), 1.0, links.sms(plan.group(int(plan.steps.group[step]))))]
             continue
         if op is Op.BARRIER:
             found[step] = [_barrier(domain_ranks(int(plan.steps.group[step])), calibration)]

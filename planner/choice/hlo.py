@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from shardroute.planner.choice.operations import DTYPE_BYTES, Operation, joined
+from shardroute.planner.shares import Told, heard
 from shardroute.topologies.collectives import Collective
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file
@@ -20,6 +21,8 @@ from shardroute.topologies.topologies import MAX_GPUS
 
 # The dump of a step of a large model has some tens of megabytes.
 _MOST_BYTES: Final = 2**29
+# Lines between two shares that are told: some milliseconds.
+_LINES: Final = 1000
 
 _OPS: Final = {
     "all-gather": Collective.ALL_GATHER,
@@ -52,16 +55,18 @@ class HloModule:
     operations: tuple[Operation, ...]
 
 
-def read_hlo(path: str, devices_per_process: int = 1) -> HloModule:
-    """The collectives of a dump. Raises InputError for a file that is none, and for a collective that can't be read."""
+def read_hlo(path: str, devices_per_process: int = 1, progress: Told | None = None) -> HloModule:
+    """The collectives of a dump; progress is told the share of its lines that is read. Raises InputError for a file that is none,
+    and for a collective that can't be read.
+    """
     try:
         text = read_file(path, _MOST_BYTES).decode()
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected the text of an HLO module (--xla_dump_hlo_as_text), found other bytes") from None
-    return parse_hlo(text, path, devices_per_process)
+    return parse_hlo(text, path, devices_per_process, progress)
 
 
-def parse_hlo(text: str, where: str, devices_per_process: int = 1) -> HloModule:
+def parse_hlo(text: str, where: str, devices_per_process: int = 1, progress: Told | None = None) -> HloModule:
     """read_hlo of a text; `where` stands in front of errors."""
     header = _HEADER.search(text)
     if header is None:
@@ -72,8 +77,10 @@ def parse_hlo(text: str, where: str, devices_per_process: int = 1) -> HloModule:
     n_devices = _count(header["rest"], "num_partitions") * _count(header["rest"], "replica_count")
     if n_devices > MAX_GPUS:
         raise InputError(f"{where}: num_partitions x replica_count: expected at most {MAX_GPUS} devices, found {n_devices}")
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    found, done, lines = [], heard(progress), text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if number % _LINES == 0:
+            done(number / len(lines))
         try:
             split = _split(line)
             if split is None:

@@ -23,7 +23,7 @@ from shardroute.planner.choice.plan_steps import PlanSteps, plan_steps
 from shardroute.planner.cli.choosing import asked_for, choices_for, libraries_of
 from shardroute.planner.cli.files import read_plan
 from shardroute.planner.cli.options import about, machine_of
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, stdout
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, stdout
 from shardroute.planner.cli.plan import CalibrationOption, OneMachineOption, calibration_for
 from shardroute.planner.cli.program import app
 from shardroute.planner.file_kinds import HLO, reading
@@ -166,8 +166,8 @@ def choose_command(
         _print_steps(plan, loaded, steps, choices, setting, json)
         return
     if hlo is not None:
-        with about("--hlo"), reading(hlo, HLO):
-            module = read_hlo(hlo, devices_per_process)
+        with about("--hlo"), reading(hlo, HLO), progress(f"reading {hlo}") as done:
+            module = read_hlo(hlo, devices_per_process, done)
         with about("--machine"):
             build_topology(found, count, max((o.n_devices for o in module.operations), default=1))
         choices = choices_for(module.operations, setting, sets, calibration)

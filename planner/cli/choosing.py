@@ -18,7 +18,7 @@ from shardroute.planner.choice import (
 from shardroute.planner.choice.operations import DTYPE_BYTES
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.options import about, bytes_of, check_known
-from shardroute.planner.cli.output import say
+from shardroute.planner.cli.output import progress, say
 from shardroute.planner.cli.plan import calibrated_alike
 from shardroute.topologies.calibrations import calibration_names
 from shardroute.topologies.collectives import Collective
@@ -31,11 +31,16 @@ _LIBRARIES = ("nccl", "nvshmem")
 def choices_for(
     asked: Sequence[Operation], setting: Setting, sets: Sequence[RuleSet], calibration: str | None
 ) -> list[Choice]:
-    """The choice for each operation, after saying what costs they rest on, and which were never measured on such groups;
-    `calibration` is what --calibration says. Raises InputError, with what to give, where NCCL can't be priced.
+    """The choice for each operation, after saying what costs they rest on, and which were never measured on such groups, and
+    showing progress on a terminal; `calibration` is what --calibration says. Raises InputError, with what to give, where NCCL
+    can't be priced.
     """
+    found: list[Choice] = []
     try:
-        found = [choose(each, setting, tuple(sets)) for each in asked]
+        with progress("choosing") as done:
+            for each in asked:
+                found.append(choose(each, setting, tuple(sets)))
+                done(len(found) / len(asked))
     except InputError as error:
         raise InputError(f"{error}; {_costs_with_tables(setting, calibration)}") from None
     say_costs(setting.machine, setting.calibration)

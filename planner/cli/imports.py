@@ -1,7 +1,9 @@
 """`shardroute machines import`: a machine file from what a cluster already writes."""
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -10,7 +12,8 @@ import typer
 from shardroute.planner.cli.catalogues import machines
 from shardroute.planner.cli.import_hints import NO_OPTION, hinted
 from shardroute.planner.cli.options import about, machine_of
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, say
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress, say
+from shardroute.planner.shares import untold
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file, read_text, write_file
 from shardroute.topologies.importers import (
@@ -34,6 +37,8 @@ from shardroute.topologies.units import format_bandwidth, format_count
 
 # ibnetdiscover of 10,000 adapters and their switches is some 10 MB; nvidia-smi -q of 8 GPUs some 100 kB.
 _MAX_TEXT_BYTES: Final = 2**26
+# A byte of 20 MB of ibnetdiscover, 0.05, to one of a table of 480,000 NICs.
+_BYTE_US: Final = 0.1
 _Read = TypeVar("_Read")
 
 
@@ -119,9 +124,11 @@ def _host_names(text: str) -> tuple[str, ...]:
 
 def _hosts(dumps: list[str], texts: list[str]) -> tuple[Host, ...]:
     found: list[Host] = []
-    for path in dumps:
-        with hinted(path, NO_OPTION):
-            found += parse_nccl_dump(read_file(path, MAX_DUMP_BYTES), path)
+    with progress("reading dumps") if dumps else nullcontext(untold) as done:
+        for number, path in enumerate(dumps):
+            done(number / len(dumps))
+            with hinted(path, NO_OPTION):
+                found += parse_nccl_dump(read_file(path, MAX_DUMP_BYTES), path)
     return (*found, *(_read(path, "--nvidia-smi", parse_nvidia_smi) for path in texts))
 
 
@@ -134,8 +141,16 @@ def _fabric(ibnetdiscover: str | None, rails: str | None) -> Fabric | None:
 
 
 def _read(path: str, option: str, parse: Callable[[str, str], _Read]) -> _Read:
-    with about(option), hinted(path, option):
+    with about(option), hinted(path, option), progress(f"reading {path}", _reading_us(path)):
         return parse(read_text(path, _MAX_TEXT_BYTES), path)
+
+
+def _reading_us(path: str) -> float | None:
+    """About the microseconds that reading a text takes; None where there is none."""
+    try:
+        return _BYTE_US * os.path.getsize(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _path(output: str | None, name: str) -> str:

@@ -2,21 +2,25 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from shardroute.planner.arguments import ranges_text
 from shardroute.planner.cli.options import about, check_known, inventory_of, model_of, spec_of
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.program import app
 from shardroute.planner.cli.requests import MtpOption, PrecisionOption
 from shardroute.planner.exchange import Inventory, layout_schema, save_layout
 from shardroute.planner.layouts import CONVENTIONS, lay_out
 from shardroute.planner.layouts.holdings import Holding, Totals, holdings, totals
+from shardroute.planner.shares import parts
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_bytes
+
+# What laying out takes, looking at what lies in each buffer, and adding up: of DeepSeek-V3 for 16,384 to a million ranks.
+_LAYING: Final = (0.65, 0.25, 0.1)
 
 
 class RankTotal(msgspec.Struct, frozen=True):
@@ -87,6 +91,7 @@ def layout_command(
         if given:
             raise InputError(f"--from-json doesn't go with {given[0]}: a layout is a file's or a model's")
         title, inventory = from_json, inventory_of("--from-json", from_json)
+        sums = totals(inventory.tensors, inventory.layout)
     elif model is None or spec is None:
         raise InputError('nothing to lay out: give --from-json FILE, or --model NAME with --spec "TP8 x DP16"')
     else:
@@ -94,11 +99,15 @@ def layout_command(
         parsed, stored_by = spec_of("--spec", spec), "vllm" if convention is None else convention
         check_known("--convention", stored_by, sorted(CONVENTIONS))
         title = f"{loaded.name}: {parsed} ({stored_by})"
-        inventory = Inventory(loaded.tensors, lay_out(stored_by, loaded, parsed).layout)
+        with progress("laying out") as done:
+            laid, checked, added = parts(done, _LAYING)
+            inventory = Inventory(loaded.tensors, lay_out(stored_by, loaded, parsed, progress=laid).layout)
+            checked(1.0)
+            sums = totals(inventory.tensors, inventory.layout)
+            added(1.0)
     if output is not None:
-        with about("--output"):
-            save_layout(inventory, output)
-    sums = totals(inventory.tensors, inventory.layout)
+        with about("--output"), progress(f"writing {output}") as done:
+            save_layout(inventory, output, done)
     if rank is not None:
         if rank not in sums.rank:
             raise InputError(f"--rank {rank} holds nothing; ranks {ranges_text(sums.rank.tolist())} do")

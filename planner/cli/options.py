@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from shardroute.planner.cli.output import progress
 from shardroute.planner.exchange import Inventory, read_inventory
+from shardroute.planner.exchange.read import reading_us
 from shardroute.planner.file_kinds import CONFIG, LAYOUT, MACHINE, RATES, reading
 from shardroute.planner.layouts import Model, ParallelSpec, load_model, parse_spec
+from shardroute.planner.shares import Told
 from shardroute.planner.steps import StepRates, load_rates, rates_names
 from shardroute.topologies.errors import InfeasibleError, InputError, PlanError
 from shardroute.topologies.files import check_writable
@@ -59,10 +62,13 @@ def model_of(name: str, scale: int = 1, *, mtp: bool = False, precision: str | N
         raise
 
 
-def inventory_of(option: str, path: str) -> Inventory:
-    """What the option's layout file or checkpoint holds. Raises InputError as `read_inventory` does, led by the option."""
-    with about(option), reading(path, LAYOUT):
-        return read_inventory(path)
+def inventory_of(option: str, path: str, done: Told | None = None) -> Inventory:
+    """What the option's layout file or checkpoint holds; `done` is told the share; where it is None, progress is shown. Raises
+    InputError as `read_inventory` does, led by the option.
+    """
+    shown = progress(f"reading {path}", reading_us(path)) if done is None else nullcontext(done)
+    with about(option), reading(path, LAYOUT), shown as told:
+        return read_inventory(path, told)
 
 
 def spec_of(option: str, text: str) -> ParallelSpec:

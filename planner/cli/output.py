@@ -29,6 +29,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON f
 
 # A first column up to this wide is never folded; longer ones (tensor names) fold so that numbers keep their units.
 _LONGEST_KEY = 24
+# Rows from which a table takes its while to lay out, and the microseconds that each of its cells takes (3,000 rows of 6).
+_MANY_ROWS, _CELL_US = 1000, 70.0
 # What a column of words is left with at least: the length of most words.
 _LEAST_WORDS = 10
 _BAR = 16
@@ -44,6 +46,8 @@ _MOST_QUOTED, _MOST_MESSAGE = 200, 2000
 _LINE_S = 10.0
 # Seconds in which one share is shown at most: showing one takes some 20 us, and loops tell thousands.
 _SHARE_S = 0.02
+# The same where telling draws the bar, which takes some 0.5 ms in which whoever tells does nothing else.
+_DRAWN_S = 0.5
 
 
 def printable(text: str) -> str:
@@ -139,7 +143,12 @@ def print_table(
         return
     for row in cells:
         table.add_row(*map(printable, row))
-    console.print(table)
+    if len(cells) < _MANY_ROWS:
+        console.print(table)
+        return
+    with progress("laying out a table", _CELL_US * len(cells) * len(columns)), console.capture() as laid_out:
+        console.print(table)
+    sys.stdout.write(laid_out.get())
 
 
 def _print_lists(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
@@ -159,11 +168,12 @@ def bar_text(share: float) -> str:
 
 
 @contextmanager
-def progress(what: str, foreseen_us: float | None = None) -> Iterator[Told]:
+def progress(what: str, foreseen_us: float | None = None, *, between_shares: bool = True) -> Iterator[Told]:
     """Show `what` on standard error while the block runs. On a terminal: a bar, the time so far and, once the share that is done
     (0 to 1) is told to what this yields, the time left, which runs down until the next share; before the first one what was
     `foreseen_us` in all, in microseconds, where that is given. Else the same as a line every 10 s, when a share is told. With
-    --quiet show nothing; with --verbose say how long it took.
+    --quiet show nothing; with --verbose say how long it took. Without `between_shares` it is drawn as shares are told and at no
+    other time, for what is measured in this process meanwhile.
     """
     console = stderr()
     began = time.perf_counter()
@@ -174,22 +184,25 @@ def progress(what: str, foreseen_us: float | None = None) -> Iterator[Told]:
     described = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), _TimeLeftColumn())
     # Disabled it draws nothing and starts no thread, but still knows the time left. Old versions of rich print a line as it ends.
-    bar = Progress(*columns, console=console, transient=True, disable=not on_terminal)
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=between_shares, disable=not on_terminal)
     with bar if on_terminal else nullcontext():
         foreseen_s = None if foreseen_us is None else foreseen_us / 1e6
         task = bar.add_task(printable(what), total=None, left_s=foreseen_s, at_s=began)
-        last_s, shown, shown_s = began, 0.0, began - _SHARE_S
+        every_s = _SHARE_S if between_shares else _DRAWN_S
+        last_s, shown, shown_s = began, 0.0, began - every_s
 
         def done(share: float) -> None:
             nonlocal last_s, shown, shown_s
             now_s = time.perf_counter()
-            if share < shown or (share < 1.0 and now_s - shown_s < _SHARE_S):
+            if share < shown or (share < 1.0 and now_s - shown_s < every_s):
                 return
             shown, shown_s = share, now_s
             bar.update(task, completed=share, total=1.0)
-            left_s = _left_s(bar.tasks[0])
+            left_s = _left_s(bar.tasks[0], foreseen_s)
             if left_s is not None:
                 bar.update(task, left_s=left_s, at_s=now_s)
+            if not between_shares:
+                bar.refresh()
             if not on_terminal and share < 1.0 and now_s - last_s >= _LINE_S:
                 last_s = now_s
                 say(_progress_line(what, share, last_s - began, left_s))
@@ -211,14 +224,19 @@ class _TimeLeftColumn(ProgressColumn):
         return Text(str(timedelta(seconds=round(left_s))), style="progress.remaining")
 
 
-def _left_s(task: Task) -> float | None:
+def _left_s(task: Task, foreseen_s: float | None) -> float | None:
     """Seconds that are left: the mean of what the pace of late says and that of all so far, which parts were weighed by; of the
-    latter alone while only one share has been told; None before that.
+    latter alone while only one share has been told; None before that. Up to half of the whole what was foreseen counts, too, the
+    more the less is done: the pace of a hundredth that was quick says little.
     """
     if task.total is None or not task.completed or task.elapsed is None:
         return None
     by_whole_s = task.elapsed * (task.total - task.completed) / task.completed
-    return by_whole_s if task.time_remaining is None else (by_whole_s + task.time_remaining) / 2
+    by_pace_s = by_whole_s if task.time_remaining is None else (by_whole_s + task.time_remaining) / 2
+    if foreseen_s is None:
+        return by_pace_s
+    known = min(2 * task.completed / task.total, 1.0)
+    return known * by_pace_s + (1 - known) * max(foreseen_s - task.elapsed, 0.0)
 
 
 def _progress_line(what: str, share: float, so_far_s: float, left_s: float | None) -> str:

@@ -26,7 +26,7 @@ from shardroute.planner.routing.caches import cached_plan
 from shardroute.planner.routing.options import DEFAULT_BACKENDS, TIME_LIMIT_S, Options
 from shardroute.planner.routing.strategies import STRATEGIES, make_plan, make_solution
 from shardroute.planner.routing.sums import SUMMING
-from shardroute.planner.shares import part, parts
+from shardroute.planner.shares import Told, part, parts
 from shardroute.planner.simulator.refit import Prediction, predict, predicting_us
 from shardroute.planner.stagings import staging_of
 from shardroute.topologies.calibrations import (
@@ -179,8 +179,23 @@ def plan_and_predict(
     cache: str | None = None,
     costs: str | None = None,
 ) -> Planned:
-    """Plan, predict and report, showing progress on a terminal. `plan_s` is the time to plan, prediction left out. `costs` is
-    what --calibration says.
+    """`planned_by`, showing progress on a terminal."""
+    with progress(f"planning ({strategy})") as done:
+        return planned_by(problem, topology, calibration, strategy, done, options, cache, costs)
+
+
+def planned_by(
+    problem: Problem,
+    topology: Topology,
+    calibration: Calibration,
+    strategy: str,
+    done: Told,
+    options: Options | None = None,
+    cache: str | None = None,
+    costs: str | None = None,
+) -> Planned:
+    """Plan, predict and report; `done` is told the share. `plan_s` is the time to plan, prediction left out. `costs` is what
+    --calibration says.
 
     The strategy `auto` predicts in order to plan, so there `plan_s` holds both. With a `cache` the plan comes from that folder
     where it is there, and is put there where not.
@@ -194,24 +209,24 @@ def plan_and_predict(
         notes.extend(said)
         return plan
 
-    with progress(f"planning ({strategy})") as done:
-        began = time.perf_counter()
-        if cache is None:
-            plan = make()
-        else:
-            reads = calibration if strategy == AUTO else None
-            plan, was_there = cached_plan(problem, topology, strategy, cache, options, calibration=reads, make=make)
-            notes.append(("from cache" if was_there else "kept in", cache))
-        plan_s = time.perf_counter() - began
-        if prediction is None:
-            tell(f"planned by {strategy}: {format_count(len(plan.steps), 'step')} in {format_seconds(plan_s)}")
-            done(PLANNING_SHARE)
-            predicted, reported = parts(part(done, PLANNING_SHARE, 1.0), (predicting_us(plan), reporting_us(plan)))
-            prediction = predict(plan, calibration, progress=predicted)
-        else:
-            reported = part(done, _CHOSEN, 1.0)
-        say_tolerance(prediction)
-        return Planned(plan, report(plan, prediction, calibration, plan_s, costs_file(costs), reported), tuple(notes))
+    began = time.perf_counter()
+    if cache is None:
+        plan = make()
+    else:
+        reads = calibration if strategy == AUTO else None
+        kept = replace(Options() if options is None else options, told=part(done, 0.0, PLANNING_SHARE))
+        plan, was_there = cached_plan(problem, topology, strategy, cache, kept, calibration=reads, make=make)
+        notes.append(("from cache" if was_there else "kept in", cache))
+    plan_s = time.perf_counter() - began
+    if prediction is None:
+        tell(f"planned by {strategy}: {format_count(len(plan.steps), 'step')} in {format_seconds(plan_s)}")
+        done(PLANNING_SHARE)
+        predicted, reported = parts(part(done, PLANNING_SHARE, 1.0), (predicting_us(plan), reporting_us(plan)))
+        prediction = predict(plan, calibration, progress=predicted)
+    else:
+        reported = part(done, _CHOSEN, 1.0)
+    say_tolerance(prediction)
+    return Planned(plan, report(plan, prediction, calibration, plan_s, costs_file(costs), reported), tuple(notes))
 
 
 def _planned(

@@ -17,11 +17,10 @@ from shardroute.planner.layouts import model_names
 from shardroute.planner.layouts.tensors import dtype_name
 from shardroute.planner.reports import calibration_text
 from shardroute.planner.ring.reports import ring_facts, ring_report
-from shardroute.planner.ring.strategies import RING_STRATEGIES, Options, ring_plan
+from shardroute.planner.ring.strategies import RING_PLANNING_SHARE, RING_STRATEGIES, Options, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import MAX_COUNT, MAX_TOKENS, Attention, SequenceLayout
-from shardroute.planner.routing.auto import PLANNING_SHARE
-from shardroute.planner.shares import part
+from shardroute.planner.shares import parts
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine
@@ -127,11 +126,11 @@ def plan_ring_command(
     with progress(f"planning ({strategy})") as done:
         began = time.perf_counter()
         carrier = None if backend is None else parse_backend("--backend", backend)
-        plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, carrier))
+        planned, predicted = parts(done, (RING_PLANNING_SHARE, 1.0 - RING_PLANNING_SHARE))
+        plan = ring_plan(attention, topology, strategy, what, Options(ulysses, head_stride, carrier), planned)
         plan_s = time.perf_counter() - began
         costs, why = costs_of(topology.machine, calibration)
-        done(PLANNING_SHARE)
-        found = ring_report(plan, costs, why, plan_s, part(done, PLANNING_SHARE, 1.0))
+        found = ring_report(plan, costs, why, plan_s, predicted)
     rests_on = ""
     if costs is not None and found.predicted_s is not None:
         say_costs(topology.machine, costs)

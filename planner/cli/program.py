@@ -15,7 +15,7 @@ import typer
 from shardroute.planner.cli.mistakes import Group
 from shardroute.planner.cli.output import Speech, message_text, speak, tell
 from shardroute.planner.cli.overwriting import keep_inputs
-from shardroute.planner.cli.readings import tell_readings
+from shardroute.planner.cli.records import tell_records
 from shardroute.topologies.errors import InputError, RunError, ShardrouteError
 from shardroute.topologies.units import format_seconds
 
@@ -100,7 +100,7 @@ def main() -> None:
 def _main() -> None:
     began = time.perf_counter()
     try:
-        with tell_readings():
+        with tell_records():
             app()
     except ShardrouteError as error:
         print(f"error: {message_text(error)}", file=sys.stderr)

@@ -8,12 +8,12 @@ import typer
 
 from shardroute.planner.cli.cautions import say_costs
 from shardroute.planner.cli.options import check_known
-from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table
+from shardroute.planner.cli.output import JsonFlag, print_facts, print_json, print_table, progress
 from shardroute.planner.cli.plan import (
     CalibrationOption,
     MaxStagingOption,
     calibration_for,
-    plan_and_predict,
+    planned_by,
     topology_for,
     within,
 )
@@ -23,13 +23,14 @@ from shardroute.planner.cli.texts import ratio_text
 from shardroute.planner.problems import Problem
 from shardroute.planner.reports import PlanReport
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.strategies import STRATEGIES
+from shardroute.planner.routing.strategies import STRATEGIES, effort
 from shardroute.planner.routing.sums import SUMMING
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.calibrations import Calibration
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import machine_names
 from shardroute.topologies.topologies import Topology
-from shardroute.topologies.units import format_bytes, format_seconds
+from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 
 class Contest(msgspec.Struct, frozen=True):
@@ -103,13 +104,16 @@ def strategies_command(
         machines.append((topology, calibration_for(topology.machine, calibration)))
     if not json:
         print_facts(request.title, request.facts)
-    contests = []
-    for topology, costs in machines:
-        contests.append(_contest(request.problem, topology, costs, names, options, calibration))
-        if not json:
-            _print_contest(contests[-1])
+    with progress(f"planning by {format_count(len(names), 'strategy', 'strategies')}") as done:
+        contests = [
+            _contest(request.problem, topology, costs, names, options, calibration, of_machine)
+            for (topology, costs), of_machine in zip(machines, parts(done, [1.0] * len(machines)), strict=True)
+        ]
     if json:
         print_json(Strategies(dict(request.facts), contests))
+        return
+    for contest in contests:
+        _print_contest(contest)
 
 
 def _list(names: Sequence[str], json: bool) -> None:
@@ -124,10 +128,19 @@ def _summary(name: str) -> str:
 
 
 def _contest(
-    problem: Problem, topology: Topology, costs: Calibration, names: Sequence[str], options: Options, calibration: str | None
+    problem: Problem,
+    topology: Topology,
+    costs: Calibration,
+    names: Sequence[str],
+    options: Options,
+    calibration: str | None,
+    done: Told,
 ) -> Contest:
     calibrated = say_costs(topology.machine, costs)
-    reports = [plan_and_predict(problem, topology, costs, name, options, costs=calibration).report for name in names]
+    reports = []
+    for name, each in zip(names, parts(done, [effort(name) for name in names]), strict=True):
+        reports.append(planned_by(problem, topology, costs, name, each, options, costs=calibration).report)
+        each(1.0)
     ranked = sorted(reports, key=_rank)
     first = ranked[0]
     return Contest(

@@ -1,7 +1,8 @@
 """What a user asks to move, as options of commands: a model with two layouts, a bare tensor, or two layout files."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter
@@ -11,11 +12,13 @@ import typer
 
 from shardroute.planner.arguments import tensor_problem
 from shardroute.planner.cli.options import check_known, inventory_of, model_of, spec_of
+from shardroute.planner.cli.output import progress
 from shardroute.planner.exchange import problem_between
 from shardroute.planner.layouts import CONVENTIONS, Model, model_names
 from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.problems import Problem
 from shardroute.planner.refits import groups_problem
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.errors import InputError
 
 _MODEL, _TENSOR, _FILES = "A model", "A bare tensor", "Layouts of your own"
@@ -132,17 +135,19 @@ class Asked:
         str | None, typer.Option("--to-json", help="A layout file for the destination.", rich_help_panel=_FILES)
     ] = None
 
-    def request(self) -> Request:
-        """The request that the options make. Raises InputError when they make none, or two at once."""
+    def request(self, done: Told | None = None) -> Request:
+        """The request that the options make; `done` is told the share, and where it is None, progress is shown. Raises InputError
+        when they make none, or two at once.
+        """
         of_model, of_tensor, of_files = self.given()
         if self.model is not None:
-            return self.request_of(self.model_of(self.model))
+            return self.request_of(self.model_of(self.model), done)
         if self.shape is not None:
             _refuse("--shape", of_model | of_files)
             return self._of_tensor(self.shape)
         if self.from_json is not None or self.to_json is not None:
             _refuse("--from-json" if self.from_json is not None else "--to-json", of_model | of_tensor)
-            return self._of_files()
+            return self._of_files(done)
         raise InputError(
             "nothing to move: give --model with --from and --to, or --shape with the two meshes, or --from-json with --to-json"
         )
@@ -151,8 +156,8 @@ class Asked:
         """The model of that name or path, with what the options say of it (--scale, --mtp, --precision)."""
         return model_of(name, 1 if self.scale is None else self.scale, mtp=self.mtp, precision=self.precision)
 
-    def request_of(self, model: Model) -> Request:
-        """The request to move this model between the two layouts. Raises InputError as `request` does."""
+    def request_of(self, model: Model, done: Told | None = None) -> Request:
+        """The request to move this model between the two layouts; `done` and InputErrors are those of `request`."""
         _, of_tensor, of_files = self.given()
         _refuse("--model", of_tensor | of_files)
         if self.from_spec is None or self.to_spec is None:
@@ -164,14 +169,16 @@ class Asked:
             check_known("--to-convention", name, sorted(CONVENTIONS))
         if self.to_first_rank is not None and not 0 <= self.to_first_rank < MAX_RANKS:
             raise InputError(f"--to-first-rank {self.to_first_rank}: expected 0 or more, below {MAX_RANKS}")
-        problem, summary = groups_problem(
-            model,
-            spec_of("--from", self.from_spec),
-            [spec_of("--to", group) for group in self.to_spec.split(" + ")],
-            from_convention=self.from_convention,
-            to_first_rank=self.to_first_rank,
-            to_conventions=to_conventions,
-        )
+        specs = spec_of("--from", self.from_spec), [spec_of("--to", group) for group in self.to_spec.split(" + ")]
+        with progress("laying out") if done is None else nullcontext(done) as told:
+            problem, summary = groups_problem(
+                model,
+                *specs,
+                from_convention=self.from_convention,
+                to_first_rank=self.to_first_rank,
+                to_conventions=to_conventions,
+                progress=told,
+            )
         shrunk = f", scaled down {summary.scale} times" if summary.scale > 1 else ""
         return Request(f"{summary.model}: {self.from_spec} -> {self.to_spec}{shrunk}", problem.about, problem)
 
@@ -203,10 +210,12 @@ class Asked:
         title = f"tensor {shape}: {self.from_mesh} {self.from_placements} -> {self.to_mesh} {self.to_placements}"
         return Request(title, (), problem)
 
-    def _of_files(self) -> Request:
+    def _of_files(self, done: Told | None) -> Request:
         if self.from_json is None or self.to_json is None:
             raise InputError("layouts of your own come in two files: --from-json SOURCE and --to-json DESTINATION")
-        source, target = inventory_of("--from-json", self.from_json), inventory_of("--to-json", self.to_json)
+        told: Sequence[Told | None] = (None, None) if done is None else parts(done, (1.0, 1.0))
+        source = inventory_of("--from-json", self.from_json, told[0])
+        target = inventory_of("--to-json", self.to_json, told[1])
         if source.aliases and target.aliases:
             raise InputError(
                 f"{self.from_json} and {self.to_json} name aliases: a plan can't yet use bytes that already lie in place; "

@@ -25,6 +25,7 @@ from shardroute.planner.cli.studying import (
 from shardroute.planner.machine_changes import with_domains, with_nics
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.study_pictures import refit_section
+from shardroute.planner.shares import Told
 from shardroute.planner.studies import Case, RefitRow, RefitStudy
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.machines import Machine
@@ -143,8 +144,8 @@ def refit_vs_replicas(
     one = model_request(asked)
 
     def case(n: int) -> Case:
-        def make() -> tuple[Problem, Topology]:
-            problem = repeated(asked, n).request().problem
+        def make(done: Told) -> tuple[Problem, Topology]:
+            problem = repeated(asked, n).request(done).problem
             return problem, found.topology(problem.n_ranks)
 
         return Case(str(n), float(n), make, weight=len(one.problem.source.ranks) + n * len(one.problem.target.ranks))
@@ -182,7 +183,7 @@ def _vary_machine(
     request = asked.request()
 
     def case(text: str, value: float, machine: Machine) -> Case:
-        return Case(text, value, lambda: (request.problem, found.topology(request.problem.n_ranks, machine)))
+        return Case(text, value, lambda _done: (request.problem, found.topology(request.problem.n_ranks, machine)))
 
     rows = rows_of(found, [case(*change) for change in changed])
     notes = [

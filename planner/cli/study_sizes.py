@@ -18,6 +18,7 @@ from shardroute.planner.layouts import Axis, Model, load_model, model_names
 from shardroute.planner.layouts.models.precisions import with_scales
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.study_pictures import MODELS, load_sections
+from shardroute.planner.shares import Told
 from shardroute.planner.studies import STAND_INS, Case, LoadStudy, StudiedModel, estimate, studied_model
 from shardroute.planner.studies.sizes import parameter_count
 from shardroute.topologies.errors import InputError
@@ -155,8 +156,8 @@ def _model(asked: Asked, size: str, step: int) -> StudiedModel:
 
 
 def _case(asked: Asked, found: Setting, model: StudiedModel) -> Case:
-    def make() -> tuple[Problem, Topology]:
-        problem = asked.request_of(model.model).problem
+    def make(done: Told) -> tuple[Problem, Topology]:
+        problem = asked.request_of(model.model, done).problem
         return problem, found.topology(problem.n_ranks)
 
     return Case(model.name, float(model.met), make)

@@ -16,6 +16,7 @@ from shardroute.planner.cli.studying import MAX_COUNT, PageOption, StrategiesOpt
 from shardroute.planner.layouts import model_names
 from shardroute.planner.problems import Problem
 from shardroute.planner.reporting.study_pictures import ring_sections, split_sections
+from shardroute.planner.shares import Told
 from shardroute.planner.steps import Carrier, Recompute, StepLayout, dense_model, network
 from shardroute.planner.studies import Case, RingStudy, SplitStudy, ring_rows, split_row, splits_of, widened
 from shardroute.topologies.errors import InputError
@@ -135,8 +136,8 @@ def split(
     layouts = [str(widened(spec, n_train, each.times)) for each in splits]
 
     def case(i: int) -> Case:
-        def make() -> tuple[Problem, Topology]:
-            problem = repeated(replace(asked, from_spec=layouts[i]), splits[i].replicas).request().problem
+        def make(done: Told) -> tuple[Problem, Topology]:
+            problem = repeated(replace(asked, from_spec=layouts[i]), splits[i].replicas).request(done).problem
             n_source = len(problem.source.ranks)
             if n_source != splits[i].n_train:
                 raise InputError(f"{layouts[i]} takes {n_source} GPUs, not {splits[i].n_train}: give --from with its DP")

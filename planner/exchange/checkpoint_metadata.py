@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from shardroute.planner.exchange.distributed_checkpoints import StoredTensor, describe_checkpoint
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import read_file
 
 # Some 100 bytes a chunk: a million chunks have 100 MB.
 _MAX_BYTES: Final = 2**28
 _MARK: Final = object()
+# Instructions between two shares that are told: some milliseconds. And the share of running them in reading.
+_INSTRUCTIONS: Final = 1000
+_RUN: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,9 @@ class _Metadata:
     storage_data: object
 
 
-def read_checkpoint_metadata(path: str | Path) -> tuple[StoredTensor, ...]:
-    """The tensors of a checkpoint, by its folder or its `.metadata` file, as describe_checkpoint gives them.
+def read_checkpoint_metadata(path: str | Path, progress: Told | None = None) -> tuple[StoredTensor, ...]:
+    """The tensors of a checkpoint, by its folder or its `.metadata` file, as describe_checkpoint gives them; progress is told the
+    share that is read.
 
     Raises InputError, led by the path, for a file that isn't such a pickle.
     """
@@ -83,13 +88,17 @@ def read_checkpoint_metadata(path: str | Path) -> tuple[StoredTensor, ...]:
         path = path / ".metadata"
     data = read_file(path, _MAX_BYTES)
     try:
-        root = _run(data)
+        running, building = parts(progress, (_RUN, 1.0 - _RUN))
+        root = _run(data, running)
+        running(1.0)
         metadata = _metadata(root)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise InputError(f"{path}: expected a checkpoint's metadata, found no such pickle ({error})") from None
-    return describe_checkpoint(metadata)
+    found = describe_checkpoint(metadata)
+    building(1.0)
+    return found
 
 
 def _metadata(root: object) -> _Metadata:
@@ -157,11 +166,15 @@ def _sizes(value: object) -> tuple[int, ...]:
     return tuple(n for n in numbers if isinstance(n, int))
 
 
-def _run(data: bytes) -> object:
-    """What is left on the stack at the pickle's end. Raises InputError for an instruction that plain metadata has no use for."""
+def _run(data: bytes, progress: Told) -> object:
+    """What is left on the stack at the pickle's end; progress is told the share of its bytes that is read. Raises InputError
+    for an instruction that plain metadata has no use for.
+    """
     stack: list[object] = []
     memo: dict[int, object] = {}
-    for opcode, argument, at in pickletools.genops(io.BytesIO(data)):
+    for number, (opcode, argument, at) in enumerate(pickletools.genops(io.BytesIO(data))):
+        if number % _INSTRUCTIONS == 0:
+            progress((at or 0) / len(data))
         name = opcode.name
         if name == "STOP":
             return stack.pop()

@@ -23,6 +23,7 @@ from shardroute.planner.layouts.meshes import Mesh, place
 from shardroute.planner.layouts.notation import MAX_RANKS
 from shardroute.planner.layouts.placements import parse_placement
 from shardroute.planner.layouts.tensors import Layout, Tensor
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.documents import convert, decode_json
 from shardroute.topologies.errors import InputError, ShardrouteError
 from shardroute.topologies.files import read_file, write_file
@@ -32,6 +33,11 @@ VERSION: Final = 1
 MAX_BYTES: Final = 2**28
 # Of all distinct layouts together: one line can stand for a mesh of a million. A hundred over 16,384 ranks are 1.6 million.
 MAX_BOXES: Final = 2**22
+# The share of decoding in loading, and what its parts take after that: converting, placing boxes, and looking at all of them.
+_DECODED: Final = 0.5
+# The share of listing boxes in saving.
+_LISTED: Final = 0.5
+_PARSING: Final = (0.3, 0.5, 0.2)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _Stride = Annotated[int, msgspec.Meta(ge=-MAX_ELEMENTS, le=MAX_ELEMENTS)]
@@ -119,17 +125,24 @@ def layout_schema() -> dict[str, object]:
     return schema
 
 
-def load_layout(path: str | Path) -> Inventory:
-    """The inventory in a layout file. Raises InputError led by the file's name and the path of the key that is wrong."""
+def load_layout(path: str | Path, progress: Told | None = None) -> Inventory:
+    """The inventory in a layout file; progress is told the share that is done. Raises InputError led by the file's name
+    and the path of the key that is wrong.
+    """
     path = Path(path)
-    return parse_layout(decode_json(read_file(path, MAX_BYTES), path.name), path.name)
+    decoded, parsed = parts(progress, (_DECODED, 1.0 - _DECODED))
+    data = decode_json(read_file(path, MAX_BYTES), path.name)
+    decoded(1.0)
+    return parse_layout(data, path.name, parsed)
 
 
-def parse_layout(data: object, where: str = "layout") -> Inventory:
-    """The inventory that plain data says, as `load_layout` has it; `where` leads every message."""
+def parse_layout(data: object, where: str = "layout", progress: Told | None = None) -> Inventory:
+    """The inventory that plain data says, as `load_layout` has it; `where` leads every message. progress is told the share."""
     if isinstance(data, Mapping) and data.get("version", VERSION) != VERSION:
         raise InputError(f"{where}: version: this shardroute reads version {VERSION}, found {data['version']!r}")
+    converting, placing, joining = parts(progress, _PARSING)
     document = convert(data, LayoutDocument, where)
+    converting(1.0)
     named: dict[str, tuple[str, LayoutEntry]] = {}
     for i, entry in enumerate(document.layouts):
         if entry.name is None or entry.name in named:
@@ -156,25 +169,29 @@ def parse_layout(data: object, where: str = "layout") -> Inventory:
         except ShardrouteError as error:
             raise type(error)(f"{where}: {at} of tensor {tensor.name}: {error}") from None
         fragments.append(placed[at, shape])
+        placing(len(fragments) / len(document.tensors))
     buffers = tuple((tensor.name,) if tensor.buffers is None else tuple(tensor.buffers) for tensor in document.tensors)
     try:
         aliases = {alias.buffer: alias.memory for alias in document.aliases}
-        return Inventory(tuple(tensors), Layout(tuple(fragments), buffers), aliases)
+        found = Inventory(tuple(tensors), Layout(tuple(fragments), buffers), aliases)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    joining(1.0)
+    return found
 
 
-def save_layout(inventory: Inventory, path: str | Path) -> None:
-    """Write an inventory as a layout file, every layout as fragments; loading it gives an equal inventory.
+def save_layout(inventory: Inventory, path: str | Path, progress: Told | None = None) -> None:
+    """Write an inventory as a layout file, every layout as fragments; loading it gives an equal inventory. progress is
+    told the share that is done.
 
     Raises InputError when the path can't be written to.
     """
-    names: dict[Fragments, str] = {}
+    names = {fragments: f"layout{i}" for i, fragments in enumerate(dict.fromkeys(inventory.layout.fragments))}
+    listing, writing = parts(progress, (_LISTED, 1.0 - _LISTED))
     layouts: list[LayoutEntry] = []
-    for fragments in inventory.layout.fragments:
-        if fragments not in names:
-            names[fragments] = f"layout{len(names)}"
-            layouts.append(LayoutEntry(name=names[fragments], fragments=_entries(fragments)))
+    for (fragments, name), done in zip(names.items(), parts(listing, [*map(len, names)]), strict=True):
+        layouts.append(LayoutEntry(name=name, fragments=_entries(fragments)))
+        done(1.0)
     layout = inventory.layout
     tensors = [
         TensorEntry(
@@ -185,6 +202,7 @@ def save_layout(inventory: Inventory, path: str | Path) -> None:
     aliases = [AliasEntry(buffer, memory) for buffer, memory in sorted(inventory.aliases.items())]
     document = LayoutDocument(Format.LAYOUT, VERSION, tensors, layouts, aliases)
     write_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n", "the layout")
+    writing(1.0)
 
 
 def _fragments(shape: tuple[int, ...], entry: LayoutEntry) -> Fragments:

@@ -16,6 +16,7 @@ import numpy as np
 from shardroute.planner.exchange.inventories import Inventory
 from shardroute.planner.layouts.fragments import Fragments
 from shardroute.planner.layouts.tensors import Layout, Tensor
+from shardroute.planner.shares import Told, parts
 from shardroute.topologies.documents import convert, decode_json
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.files import opened, read_file
@@ -23,6 +24,8 @@ from shardroute.topologies.files import opened, read_file
 # A header is 8 bytes of length, little-endian, then JSON; the format's own reader refuses one above this (tensor.rs).
 _MAX_HEADER_BYTES: Final = 100_000_000
 _INDEX: Final = "model.safetensors.index.json"
+# The share of reading headers, once the index is read: 60 of 5,000 tensors each.
+_READ: Final = 0.75
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -70,8 +73,11 @@ def read_safetensors_header(path: str | Path) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def load_safetensors(path: str | Path, ranks: Mapping[str, int] | None = None) -> Inventory:
+def load_safetensors(
+    path: str | Path, ranks: Mapping[str, int] | None = None, progress: Told | None = None
+) -> Inventory:
     """The layout of a checkpoint: a folder, its index file, or one file. `ranks` says which rank has a file, by file name.
+    progress is told the share that is done.
 
     Every tensor lies whole in a buffer of its own on the rank of its file. Raises InputError for an index that names a file or a
     tensor that isn't there, and for a file that `ranks` leaves out.
@@ -86,14 +92,19 @@ def load_safetensors(path: str | Path, ranks: Mapping[str, int] | None = None) -
     listed_in: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         listed_in.setdefault(file, []).append(name)
-    for file in sorted(listed_in):
+    reading, laying = parts(progress, (_READ, 1.0 - _READ))
+    told = parts(reading, [len(listed_in[file]) for file in sorted(listed_in)])
+    for file, done in zip(sorted(listed_in), told, strict=True):
         held = {tensor.name: tensor for tensor in read_safetensors_header(path.parent / file)}
         listed = sorted(listed_in[file])
         for name in listed:
             if name not in held:
                 raise InputError(f"{path.name}: weight_map.{name}: {file} has no tensor of that name")
         files[file] = tuple(held[name] for name in listed)
-    return _on_ranks(files, ranks)
+        done(1.0)
+    found = _on_ranks(files, ranks)
+    laying(1.0)
+    return found
 
 
 def _on_ranks(files: Mapping[str, tuple[Tensor, ...]], ranks: Mapping[str, int] | None) -> Inventory:

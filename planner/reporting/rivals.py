@@ -10,11 +10,11 @@ import msgspec
 
 from shardroute.planner.plans import Plan
 from shardroute.planner.reports import Busiest, busiest_of, traffic
-from shardroute.planner.ring.strategies import RING_STRATEGIES, ring_plan
+from shardroute.planner.ring.strategies import RING_PLANNING_SHARE, RING_STRATEGIES, ring_plan
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.routing.auto import CUTTING_SHARE, DIRECT_PAIRS, OPTIMAL_PAIRS, PLANNING_SHARE, RULES_PAIRS
 from shardroute.planner.routing.options import Options
-from shardroute.planner.routing.strategies import STRATEGIES, make_plan, pieces_of
+from shardroute.planner.routing.strategies import STRATEGIES, effort, make_plan, pieces_of
 from shardroute.planner.routing.sums import SUMMING
 from shardroute.planner.shares import Told, parts
 from shardroute.planner.simulator.refit import Prediction, predict
@@ -69,7 +69,8 @@ def rivals_of(
         if name not in known:
             raise InputError(f"strategy {name!r} can't do what this plan does; expected one of {', '.join(known)}")
     chosen = [name for name in known if name != plan.strategy] if names is None else list(dict.fromkeys(names))
-    cutting, *told = parts(progress, (CUTTING_SHARE, *[1.0 / max(len(chosen), 1)] * len(chosen)))
+    weights = [effort(name) for name in chosen]
+    cutting, *told = parts(progress, (CUTTING_SHARE * sum(weights), *weights))
     n_pairs = 0
     if names is None and plan.attention is None and not plan.problem.summed:
         n_pairs = sum(len(needers) for pieces in pieces_of(plan.problem, cutting) for needers in pieces.needers)
@@ -95,12 +96,12 @@ def predict_anew(
     share that is done. Raises as `make_plan` and `ring_plan` do.
     """
     topology = plan.topology if topology is None else topology
+    share = PLANNING_SHARE if plan.attention is None else RING_PLANNING_SHARE
+    planning, predicting = parts(progress, (share, 1.0 - share))
     if plan.attention is not None:
-        other = ring_plan(plan.attention, topology, strategy, Pass(dict(plan.problem.about)["pass"]))
-        return other, predict(other, calibration, progress=progress)
-    planning = Options(told=progress).part(0.0, PLANNING_SHARE)
-    predicting = Options(told=progress).part(PLANNING_SHARE, 1.0).told
-    other = make_plan(plan.problem, topology, strategy, options=planning)
+        other = ring_plan(plan.attention, topology, strategy, Pass(dict(plan.problem.about)["pass"]), progress=planning)
+    else:
+        other = make_plan(plan.problem, topology, strategy, options=Options(told=planning))
     return other, predict(other, calibration, progress=predicting)
 
 

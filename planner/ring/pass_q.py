@@ -8,15 +8,18 @@ at home.
 from shardroute.planner.plans import SOURCE, TARGET, Kind, Lane
 from shardroute.planner.ring.drafts import Draft, Load
 from shardroute.planner.ring.exchanges import resident
-from shardroute.planner.ring.rotations import Ring, Slots, need, rotate
+from shardroute.planner.ring.rotations import NEEDED_US, SUMMED_US, Ring, Slots, need, rotate
 from shardroute.planner.ring.tensors import Pass
 from shardroute.planner.ring.workloads import LSE
+from shardroute.planner.shares import Told, parts, untold
 
 
-def add_pass_q(draft: Draft) -> None:
-    """Add all steps of the draft's pass."""
+def add_pass_q(draft: Draft, progress: Told = untold) -> None:
+    """Add all steps of the draft's pass; progress is told the share that is added."""
+    weights = NEEDED_US, (draft.what is not Pass.BACKWARD) * SUMMED_US, (draft.what is not Pass.FORWARD) * SUMMED_US
+    needing, attending, differing = parts(progress, weights)
     ranks = range(draft.attention.n_ranks)
-    needed = need(draft, [[rank] for rank in ranks], keys_travel=False)
+    needed = need(draft, [[rank] for rank in ranks], keys_travel=False, progress=needing)
     if draft.what is not Pass.BACKWARD:
         forward = Ring(
             ranks,
@@ -25,7 +28,7 @@ def add_pass_q(draft: Draft) -> None:
             [(resident(draft, ["q"], rank), SOURCE) for rank in ranks],
             [(resident(draft, ["o", LSE], rank), TARGET) for rank in ranks],
         )
-        rotate(draft, [forward], needed, Kind.ATTEND, Slots(), along=False)
+        rotate(draft, [forward], needed, Kind.ATTEND, Slots(), along=False, progress=attending)
     if draft.what is Pass.FORWARD:
         return
     wholes = [resident(draft, ["q", "o", LSE, "do"], rank) for rank in ranks]
@@ -37,7 +40,7 @@ def add_pass_q(draft: Draft) -> None:
         blocks,
         [(resident(draft, ["dq"], rank), TARGET) for rank in ranks],
     )
-    rotate(draft, [backward], needed, Kind.GRAD, Slots(), along=False)
+    rotate(draft, [backward], needed, Kind.GRAD, Slots(), along=False, progress=differing)
 
 
 def _together(draft: Draft, wholes: list[Load]) -> list[tuple[Load, int]]:

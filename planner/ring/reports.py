@@ -16,7 +16,7 @@ from shardroute.topologies.machines import MachineKind
 from shardroute.topologies.units import format_bytes, format_count, format_seconds
 
 # The share of predicting in a report of a plan of GPUs; the rest adds up what ranks compute.
-_PREDICTED = 0.6
+_PREDICTED = 0.65
 
 
 class RingReport(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def ring_report(
     if calibration is not None:
         try:
             prediction = predict(plan, calibration, progress=predicting)
-            computed_s = _computed_s(plan, calibration)
+            computed_s = _computed_s(plan, calibration, computing)
             computing(1.0)
         except InputError as error:
             why = str(error)
@@ -135,10 +135,10 @@ def _passes(what: Pass) -> tuple[bool, ...]:
             return (False, True)
 
 
-def _computed_s(plan: Plan, calibration: Calibration) -> float:
-    """The most seconds that a rank computes."""
+def _computed_s(plan: Plan, calibration: Calibration, progress: Told) -> float:
+    """The most seconds that a rank computes; progress is told the share that is done."""
     cpu = plan.topology.machine.kind is MachineKind.CPU
-    seconds = cpu_seconds(plan, calibration) if cpu else gpu_seconds(plan, plan.topology.machine)
+    seconds = cpu_seconds(plan, calibration, progress) if cpu else gpu_seconds(plan, plan.topology.machine, progress)
     rank = plan.group_ranks[plan.group_ptr[plan.steps.group[plan.computes.step]]]
     return float(np.bincount(rank, weights=seconds).max(initial=0.0))
 

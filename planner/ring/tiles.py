@@ -73,11 +73,17 @@ def work(attention: Attention, queries: Rows, q: int, keys: Rows, k: int, n_head
     """
     if queries.document[q] != keys.document[k]:
         return Work()
-    n_rows, n_keys = int(queries.n_real[q]), int(keys.n_real[k])
     gap = int(queries.start[q] - keys.start[k])
-    if not attention.causal or gap // keys.stride + 1 >= n_keys:  # every row sees every key
+    return work_between(attention, int(queries.n_real[q]), int(keys.n_real[k]), gap // keys.stride + 1, n_heads)
+
+
+def work_between(attention: Attention, n_rows: int, n_keys: int, first_sees: int, n_heads: int) -> Work:
+    """`work` of so many rows and keys of one document; causal, the first row sees the keys up to number `first_sees`, each later
+    row one more.
+    """
+    if not attention.causal or first_sees >= n_keys:  # every row sees every key
         return _work(n_rows, n_keys, None, n_heads, rows_at_a_time(attention))
-    return _work(n_rows, n_keys, gap // keys.stride + 1, n_heads, rows_at_a_time(attention))
+    return _work(n_rows, n_keys, max(first_sees, -n_rows), n_heads, rows_at_a_time(attention))
 
 
 @cache

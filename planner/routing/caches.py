@@ -65,14 +65,14 @@ def cached_plan(
 ) -> tuple[Plan, bool]:
     """The plan of `strategy`, from the folder if it is there, else planned and put there; and whether it was there.
 
-    `make` plans in place of make_plan; give the calibration too if it reads one. Raises as planning does, and InputError where
-    the folder can't be made or written to.
+    `make` plans in place of make_plan; give the calibration too if it reads one. The options' `told` hears the share of
+    planning, or of reading. Raises as planning does, and InputError where the folder can't be made or written to.
     """
     options = Options() if options is None else options
     path = Path(folder) / f"{plan_key(problem, topology, strategy, options, calibration)}.plan"
     if os.path.isfile(path):  # False, too, for names that no file can have
         try:
-            return load_plan(path), True
+            return load_plan(path, options.told), True
         except PlanError:
             pass  # planned anew below, which replaces the file
     try:

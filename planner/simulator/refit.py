@@ -21,6 +21,8 @@ TOLERANCE = 0.01
 # Microseconds a step that making its tasks took, and simulating them, on one core of a Xeon (2026-11-30): 3 to 7 and 6 to 16,
 # plans of DeepSeek-V3 by five strategies, of 0.2 to 1.9 million steps.
 _MAKING_US, _SIMULATING_US = 4.0, 7.0
+# And a COMPUTE in making tasks: what it takes is worked out for each (a ring of 64).
+_COMPUTING_US = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def predict(
     topology = plan.topology if topology is None else topology
     if topology.n_gpus < plan.problem.n_ranks:
         raise InputError(f"{topology.title} has {topology.n_gpus} GPUs, the plan uses {plan.problem.n_ranks} ranks")
-    making, simulating = parts(progress, (_MAKING_US, _SIMULATING_US))
+    making, simulating = parts(progress, _weights(plan))
     tasks = tasks_of(plan, topology, calibration, making)
     exact, may_relax = (0.0, TOLERANCE) if tolerance is None else (tolerance, 0.0)
     result = simulate(tasks.graph, tolerance=exact, may_relax=may_relax, progress=simulating)
@@ -90,7 +92,12 @@ def predict(
 
 def predicting_us(plan: Plan) -> float:
     """About the microseconds that `predict` takes of the plan, for shares."""
-    return (_MAKING_US + _SIMULATING_US) * len(plan.steps)
+    return sum(_weights(plan))
+
+
+def _weights(plan: Plan) -> tuple[float, float]:
+    """About the microseconds that making the tasks of a plan takes, and simulating them."""
+    return _MAKING_US * len(plan.steps) + _COMPUTING_US * len(plan.computes), _SIMULATING_US * len(plan.steps)
 
 
 def _spans(tasks: PlanTasks, result: SimulationResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

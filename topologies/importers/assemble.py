@@ -5,6 +5,7 @@ Rule: what the files don't say (memory, its bandwidth, and a fabric's spine) is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final
 
 from shardroute.topologies.documents import toml_value
@@ -222,10 +223,14 @@ def _machine(
     return machine, notes
 
 
+# Thousands of hosts are like one of a few machines; reading one takes half a millisecond.
+_shipped = cache(load_machine)
+
+
 def _like(host: Host, given: Machine | None) -> tuple[Machine, list[str]]:
     models = sorted({gpu.model for gpu in host.gpus})
     known = {_KNOWN[model] for model in models if model in _KNOWN}
-    same = load_machine(next(iter(known))) if len(known) == 1 and len(models) == 1 else None
+    same = _shipped(next(iter(known))) if len(known) == 1 and len(models) == 1 else None
     if given is not None:
         if given.kind is not MachineKind.GPU:
             raise InputError(f"--like {given.name}: its ranks are processes; name a machine with GPUs")

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from shardroute.topologies.errors import InputError
@@ -125,12 +126,16 @@ def parse_rail_table(text: str, where: str) -> Fabric:
     return Fabric(tuple(ports.values()))
 
 
+# Tables have a few rates, on hundreds of thousands of rows; parsing one takes 10 us.
+_bandwidth_Bps = lru_cache(maxsize=64)(parse_bandwidth)
+
+
 def _table_port(head: Sequence[str], row: Sequence[str], where: str) -> FabricPort:
     cells = {name: cell.strip() for name, cell in zip(head, row, strict=False)}
     if len(row) != len(head) or not all(cells[name] for name in ("host", "nic", "rail")):
         raise InputError(f"{where}: expected {','.join(head)}, found {','.join(row)!r}")
     try:
-        rate_Bps = parse_bandwidth(cells["rate"]) if cells.get("rate") else None
+        rate_Bps = _bandwidth_Bps(cells["rate"]) if cells.get("rate") else None
     except InputError as error:
         raise InputError(f"{where}: rate: {error}") from None
     return FabricPort(cells["host"], cells["nic"], cells["rail"], None, rate_Bps)

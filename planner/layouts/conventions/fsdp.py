@@ -28,13 +28,14 @@ from shardroute.planner.layouts.conventions.stages import Stages
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_count
 
 _COLWISE = roles.HEADS | roles.GATES | roles.UPS | roles.ROWS | roles.VOCABULARY
 
 
-def lay_out_fsdp(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
+def lay_out_fsdp(model: Model, spec: ParallelSpec, first_rank: int = 0, progress: Told = untold) -> Side:
     """The model on ranks first_rank, first_rank + 1, ... as FSDP2 or HSDP stores it. "FSDP64" takes 64 ranks.
 
     Raises InputError for axes that it doesn't have, a TP that would cut a head, and TP for parts that have no plan for it
@@ -58,7 +59,7 @@ def lay_out_fsdp(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
     def ranks(role: Role) -> Ints:
         return first_rank + np.arange(n_ranks).reshape(1, -1)
 
-    layout = build_layout(model, stages, ranks, cuts, names)
+    layout = build_layout(model, stages, ranks, cuts, names, progress=progress)
     facts = {
         "layout": str(spec),
         "ranks": f"{n_ranks}, {format_count(replicas, 'replica')} of {format_count(n_shards, 'shard')} x TP{tp}",

@@ -21,11 +21,15 @@ from shardroute.planner.layouts.fragments import Fragments, Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
 from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.shares import Told, parts, untold
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_count
 
+# The share of laying out experts together; they are then split into one each.
+_HELD = 0.1
 
-def lay_out_huggingface(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
+
+def lay_out_huggingface(model: Model, spec: ParallelSpec, first_rank: int = 0, progress: Told = untold) -> Side:
     """The model on ranks first_rank, first_rank + 1, ... as its files hold it.
 
     Raises InputError for axes other than PP and DP (and TP1), and for more readers than layers.
@@ -50,7 +54,8 @@ def lay_out_huggingface(model: Model, spec: ParallelSpec, first_rank: int = 0) -
     def ranks(role: Role) -> Ints:
         return stage_ranks
 
-    layout = _apart(model, build_layout(model, stages, ranks, cuts, names))
+    held, split = parts(progress, (_HELD, 1.0 - _HELD))
+    layout = _apart(model, build_layout(model, stages, ranks, cuts, names, progress=held), split)
     facts = {
         "layout": str(spec),
         "ranks": f"{pp * dp}, {format_count(dp, 'copy', 'copies')} over {format_count(pp, 'reader')}",
@@ -60,8 +65,10 @@ def lay_out_huggingface(model: Model, spec: ParallelSpec, first_rank: int = 0) -
     return Side(layout, pp * dp, facts)
 
 
-def _apart(model: Model, layout: Layout) -> Layout:
-    """The layout with each expert in a buffer of its own."""
+def _apart(model: Model, layout: Layout, progress: Told) -> Layout:
+    """The layout with each expert in a buffer of its own; progress is told the share of the experts' fragments that is split."""
+    wholes = {id(f): f for t, f in zip(model.tensors, layout.fragments, strict=True) if "*" in t.name}
+    told = parts(progress, [len(whole) * whole.shape[0] for whole in wholes.values()])
     split: dict[int, Fragments] = {}
     fragments, buffers = list(layout.fragments), list(layout.buffers)
     for i, (tensor, whole) in enumerate(zip(model.tensors, layout.fragments, strict=True)):
@@ -69,6 +76,7 @@ def _apart(model: Model, layout: Layout) -> Layout:
             continue
         if id(whole) not in split:
             split[id(whole)] = _by_expert(whole)
+            told[len(split) - 1](1.0)
         fragments[i] = split[id(whole)]
         buffers[i] = tuple(tensor.name.replace("*", str(expert)) for expert in range(tensor.shape[0]))
     return Layout(tuple(fragments), tuple(buffers))

@@ -49,6 +49,7 @@ from shardroute.planner.layouts.conventions.stages import strict_stages
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_count
 
@@ -59,7 +60,7 @@ VOCABULARY_MULTIPLE: Final = 128
 RANK_ORDER: Final = (Axis.TP, Axis.CP, Axis.EP, Axis.DP, Axis.PP)
 
 
-def lay_out_megatron(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
+def lay_out_megatron(model: Model, spec: ParallelSpec, first_rank: int = 0, progress: Told = untold) -> Side:
     """The model on ranks first_rank, first_rank + 1, ... as Megatron-Core stores it.
 
     "TP4 x PP8 x EP16" takes 128 ranks: 8 stages of 16, in each TP4 x DP4 for attention and EP16 for experts.
@@ -102,7 +103,7 @@ def lay_out_megatron(model: Model, spec: ParallelSpec, first_rank: int = 0) -> S
     if model.n_experts:
         local, copies = model.n_experts // ep, per_stage // (ep * etp)
         facts["experts"] = f"{local} of {model.n_experts} a rank (EP{ep} x ETP{etp} x expert DP{copies})"
-    layout = build_layout(model, stages, ranks, cuts, names)
+    layout = build_layout(model, stages, ranks, cuts, names, progress=progress)
     if model.precision is not None:
         facts["scales"] = scale_text(model, cuts)
     facts["weights"] = holding_text(model, layout)

@@ -28,6 +28,7 @@ from shardroute.planner.layouts.conventions.stages import vllm_stages
 from shardroute.planner.layouts.fragments import Ints
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_count
 
@@ -74,7 +75,9 @@ class Server:
     balances_experts: bool
 
 
-def lay_out_replicas(server: Server, model: Model, spec: ParallelSpec, n: int, first_rank: int) -> Side:
+def lay_out_replicas(
+    server: Server, model: Model, spec: ParallelSpec, n: int, first_rank: int, progress: Told = untold
+) -> Side:
     """The model on DP replicas of PP stages of `n` ranks. Sizes that don't divide what they split are InputErrors."""
     tp, pp, dp, ep = (spec.size(axis) for axis in (Axis.TP, Axis.PP, Axis.DP, Axis.EP))
     expert_tp = n // ep if model.n_experts else 1
@@ -101,7 +104,7 @@ def lay_out_replicas(server: Server, model: Model, spec: ParallelSpec, n: int, f
         stage_ranks = first_rank + every.reshape(dp, n // tp, pp, tp).transpose(2, 0, 1, 3).reshape(pp, dp * n)
     else:
         stage_ranks = first_rank + every.reshape(dp, pp, n).transpose(1, 0, 2).reshape(pp, dp * n)
-    layout = build_layout(model, stages, _always(stage_ranks), cuts, names, on_grid)
+    layout = build_layout(model, stages, _always(stage_ranks), cuts, names, on_grid, progress)
     vocabulary, kv = model.shapes(Role.EMBEDDING)[0][0], model.n_kv_heads
     facts = {"layout": str(spec), "ranks": f"{dp * pp * n}, {format_count(dp, 'replica')} of TP{tp} x PP{pp}"}
     if n > tp:

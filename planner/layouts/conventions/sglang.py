@@ -16,6 +16,7 @@ from shardroute.planner.layouts.conventions.serving import Server, lay_out_repli
 from shardroute.planner.layouts.conventions.sides import Side, check_axes
 from shardroute.planner.layouts.models.parameters import Model
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 
 SGLANG: Final = Server(
@@ -27,7 +28,7 @@ SGLANG: Final = Server(
 )
 
 
-def lay_out_sglang(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
+def lay_out_sglang(model: Model, spec: ParallelSpec, first_rank: int = 0, progress: Told = untold) -> Side:
     """The model on ranks first_rank, first_rank + 1, ... as SGLang stores it.
 
     Raises InputError for sizes that don't divide what they split, an EP that neither divides TP nor is a multiple of it, and
@@ -39,4 +40,4 @@ def lay_out_sglang(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Sid
         raise InputError(
             f"{spec}: EP{ep} with TP{tp}: in sglang one must divide the other; use TP{tp} x EP{tp} or TP{ep} x EP{ep}"
         )
-    return lay_out_replicas(SGLANG, model, spec, max(tp, ep), first_rank)
+    return lay_out_replicas(SGLANG, model, spec, max(tp, ep), first_rank, progress)

@@ -19,6 +19,7 @@ from shardroute.planner.layouts.holdings import totals
 from shardroute.planner.layouts.models.parameters import Model, Parameter, Role
 from shardroute.planner.layouts.notation import MAX_RANKS, Axis, ParallelSpec
 from shardroute.planner.layouts.tensors import Layout
+from shardroute.planner.shares import Told, parts, untold
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_bytes, format_count
 
@@ -47,9 +48,15 @@ class Side:
 
 
 def build_layout(
-    model: Model, stages: Stages, ranks: RankRule, cuts: CutRule, names: NameRule, scales: ScaleRule | None = None
+    model: Model,
+    stages: Stages,
+    ranks: RankRule,
+    cuts: CutRule,
+    names: NameRule,
+    scales: ScaleRule | None = None,
+    progress: Told = untold,
 ) -> Layout:
-    """The layout of a model.
+    """The layout of a model; progress is told the share of the fragments that is laid out.
 
     ranks   int[n_stages, n] for a role: the ranks of each stage; with p parts, the j-th of a stage holds part j % p
     cuts    how a parameter is cut; parts are numbered row-major over the cuts
@@ -57,29 +64,38 @@ def build_layout(
     scales  what the framework says to scale blocks that a cut goes through; None lets every rank have those it touches
     """
     shared: dict[tuple[Parameter, tuple[int, ...], int], Fragments] = {}
-    fragments: list[Fragments] = []
-    buffers: list[tuple[str, ...]] = []
     fused = _fused(model, names) if model.precision is not None else {}
-    for parameter, held in zip(model.parameters, stages.holding(model), strict=True):
+    buffers = [_buffers(parameter, names) for parameter in model.parameters]
+    keys = [
+        (_alike(parameter), held, len(named))
+        for parameter, held, named in zip(model.parameters, stages.holding(model), buffers, strict=True)
+    ]
+    # Stages have equally many ranks, so parameters have as many fragments as stages that hold them.
+    told = parts(progress, [len(held) for _, held, _ in dict.fromkeys(keys)])
+    for parameter, key, named in zip(model.parameters, keys, buffers, strict=True):
+        if key in shared:
+            continue
+        _, held, _ = key
         weight = parameter.weight or parameter
-        named = names(weight)
+        cutting = cuts(weight)
         if parameter.weight is not None:
-            suffix = parameter.tensor.name.removeprefix(parameter.weight.tensor.name)
-            named = tuple(name + suffix for name in named)
-        key = (_alike(parameter), held, len(named))
-        if key not in shared:
-            cutting = cuts(weight)
-            if parameter.weight is not None:
-                together = [cuts(other).cuts for other in fused[names(weight)[0]]]
-                cutting = Cutting(scale_cuts(parameter, cutting.cuts, together, scales))
-            n_parts = int(np.prod([c.n_parts for c in cutting.cuts]))
-            tables = [ranks(parameter.role)[stage].reshape(-1, n_parts).T for stage in held]
-            buffer = [np.full(table.shape[1], i if len(named) > 1 else 0) for i, table in enumerate(tables)]
-            table = np.concatenate(tables, axis=1)
-            shared[key] = spread(cutting.cuts, parameter.tensor.shape, table, np.concatenate(buffer), cutting.order)
-        fragments.append(shared[key])
-        buffers.append(named)
-    return Layout(tuple(fragments), tuple(buffers))
+            together = [cuts(other).cuts for other in fused[names(weight)[0]]]
+            cutting = Cutting(scale_cuts(parameter, cutting.cuts, together, scales))
+        n_parts = int(np.prod([c.n_parts for c in cutting.cuts]))
+        tables = [ranks(parameter.role)[stage].reshape(-1, n_parts).T for stage in held]
+        buffer = [np.full(table.shape[1], i if len(named) > 1 else 0) for i, table in enumerate(tables)]
+        table = np.concatenate(tables, axis=1)
+        shared[key] = spread(cutting.cuts, parameter.tensor.shape, table, np.concatenate(buffer), cutting.order)
+        told[len(shared) - 1](1.0)
+    return Layout(tuple(shared[key] for key in keys), tuple(buffers))
+
+
+def _buffers(parameter: Parameter, names: NameRule) -> tuple[str, ...]:
+    """The names of a parameter's buffers; scales are called as their weight's are, with an ending of their own."""
+    if parameter.weight is None:
+        return names(parameter)
+    suffix = parameter.tensor.name.removeprefix(parameter.weight.tensor.name)
+    return tuple(name + suffix for name in names(parameter.weight))
 
 
 def _alike(parameter: Parameter) -> Parameter:

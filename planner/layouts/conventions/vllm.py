@@ -33,6 +33,7 @@ from shardroute.planner.layouts.conventions.serving import Server, lay_out_repli
 from shardroute.planner.layouts.conventions.sides import Side, check_axes
 from shardroute.planner.layouts.models.parameters import Model
 from shardroute.planner.layouts.notation import Axis, ParallelSpec
+from shardroute.planner.shares import Told, untold
 from shardroute.topologies.errors import InputError
 
 VLLM: Final = Server(
@@ -47,7 +48,7 @@ VLLM: Final = Server(
 )
 
 
-def lay_out_vllm(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
+def lay_out_vllm(model: Model, spec: ParallelSpec, first_rank: int = 0, progress: Told = untold) -> Side:
     """The model on ranks first_rank, first_rank + 1, ... as vLLM stores it.
 
     "TP8 x DP16" takes 128 ranks: 16 replicas, each of 8 ranks. "EP32 x DP2" takes 64: 2 replicas of 32.
@@ -61,4 +62,4 @@ def lay_out_vllm(model: Model, spec: ParallelSpec, first_rank: int = 0) -> Side:
             f"{spec}: EP{ep} with TP{tp}: vllm spreads experts over TP x data-parallel attention, so EP is 1 or a multiple of "
             f"TP; use TP{tp} x EP{-(-ep // tp) * tp} or TP{ep} x EP{ep}, or leave EP out"
         )
-    return lay_out_replicas(VLLM, model, spec, max(tp, ep), first_rank)
+    return lay_out_replicas(VLLM, model, spec, max(tp, ep), first_rank, progress)
