@@ -119,6 +119,7 @@ def emulate_command(
         topology = build_topology(machine, domains)
     if write is not None:
         with about("--write"):
+            _make(Path(write))
             check_machine_path(str(Path(write) / _MACHINE_FILE))
             check_calibration_path(Path(write) / _CALIBRATION_FILE)
     found = _measure(topology, timeout, namespaces=namespaces)
@@ -143,6 +144,14 @@ def _rate_of(option: str, text: str) -> float:
 def _measure(topology: Topology, timeout_s: float, *, namespaces: bool) -> Calibration:
     with progress("ping-pong") as done, Namespaces(topology) if namespaces else nullcontext() as links:
         return calibrate_emulated(topology, links, timeout_s=timeout_s, progress=done)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder where there is none."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: can't be made a folder ({error.strerror}); name another one") from error
 
 
 def _run(
