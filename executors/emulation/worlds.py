@@ -37,10 +37,10 @@ _LEAST_QUANTUM, _MOST_QUANTUM = 2**10, 2**16
 _CHUNKS_BETWEEN: Final = 2
 _LINUX_HOLDS: Final = 2
 # Where the kernel keeps to the rates: bytes that a TCP sender holds, what takes its link so long, and bytes that a receiver
-# announces room for, what takes NVLink so long: a packet or two are under way. With four times as many a whole message was, and
+# announces room for, what takes NVLink so long: some packets are under way. With twice as many a whole message was, and
 # plans came up to 11 % sooner than predicted.
-_SENDER_HOLDS_S, _RECEIVER_HOLDS_S = 0.004, 0.0016
-_LEAST_RECEIVED: Final = 2**14
+_SENDER_HOLDS_S, _RECEIVER_HOLDS_S = 0.004, 0.0032
+_LEAST_RECEIVED: Final = 2**15
 
 
 class EmulatedLibrary:
