@@ -26,6 +26,7 @@ from rich.table import Table
 
 from shardroute.executors.gpus.gpu_stack import find_libraries, why_no_driver
 from shardroute.executors.transports.libraries import load_library
+from shardroute.planner.cli.output import progress
 from shardroute.topologies.errors import InputError
 from shardroute.topologies.units import format_seconds
 
@@ -35,6 +36,7 @@ BUDGET_S: Final = 450.0  # of all transports together: under 8 minutes, with wha
 # The machine whose shape and shipped calibration fit a GPU, by what stands in its name; the first that does.
 MACHINES: Final = (("GB200", "gb200-nvl72"), ("B200", "dgx-b200"), ("H200", "hgx-h200"), ("H100", "dgx-h100"))
 _GRACE_S: Final = 10.0
+_LOOK_S: Final = 0.2
 _COUNT = (
     "from shardroute.executors.gpus.cuda import CudaDevice, count_devices\n"
     "n = count_devices()\n"
@@ -91,13 +93,16 @@ def check_transport(transport: str, n_gpus: int, machine: str, out: Path, budget
     command = [sys.executable, str(HERE / "gpu_ranks.py"), str(folder), transport]
     rest = [str(n_gpus), machine, f"{budget_s:g}", size]
     ranks = [subprocess.Popen([*command, str(rank), *rest]) for rank in range(n_gpus)]
-    until_s = time.monotonic() + budget_s + _GRACE_S  # ranks report a passed deadline themselves
-    for rank in ranks:
-        try:
-            rank.wait(max(until_s - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
+    limit_s = budget_s + _GRACE_S  # ranks report a passed deadline themselves
+    began_s = time.monotonic()
+    with progress(f"{transport} (the time left is the most that it may take)") as done:
+        while any(rank.poll() is None for rank in ranks):
+            past_s = time.monotonic() - began_s
+            done(min(past_s / limit_s, 1.0))
+            if past_s > limit_s:
+                for rank in ranks:
+                    rank.kill()
+            time.sleep(_LOOK_S)
     found = folder / "found.jsonl"
     rows: list[Row] = [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
     for number, rank in enumerate(ranks):
