@@ -1,5 +1,6 @@
 """Shares of time that running a plan tells: of getting ready, of the trials, of all; and the time left that commands show."""
 
+import contextlib
 import io
 import os
 import pty
@@ -238,6 +239,9 @@ def frames_of(what: str, n: int, command: list[str], folder: Path) -> list[str]:
             lines = ESCAPE.sub("", drawn.decode(errors="replace")).replace("\r", "\n").splitlines()
             frames = [line for line in lines[:-1] if what in line]
         process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # until nobody has the other end: who can't write what it draws doesn't end
+            while os.read(ours, 65536):
+                pass
     os.close(ours)
     return frames
 
