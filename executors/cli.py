@@ -3,6 +3,7 @@
 Rule: nothing is imported above `main` but what Python has loaded anyway.
 """
 
+import os
 import sys
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -10,6 +11,8 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 def main() -> None:
     """Run the command line. Only the first Ctrl-C counts: ending what runs takes moments, which a second must not cut short."""
+    if sys.stderr is None:  # closed by the shell (2>&-): what is said there must not reach standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         import signal
         from types import FrameType

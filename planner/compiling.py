@@ -17,6 +17,7 @@ COMPILINGS: Final = logging.getLogger("shardroute.compilings")
 # Seconds to compile a line of a kernel (2 cores of a Xeon, 2026-12-01): 13.5 s for the 860 of the simulator's, 8.8 s for the 570
 # of the planner's.
 _LINE_S: Final = 0.0155
+_NOTED_S: Final = 1.0  # what takes less isn't worth a word
 
 
 def compiled(kernel: ModuleType) -> ModuleType:
@@ -46,12 +47,14 @@ def _compiled(name: str, functions: Sequence[str]) -> ModuleType | None:
             jitted = numba.njit(cache=True)(function)
         except RuntimeError:  # neither this folder, NUMBA_CACHE_DIR nor the user's cache can be written
             jitted = numba.njit(function)
+        if jitted is function:  # NUMBA_DISABLE_JIT is set
+            return None
         setattr(module, function_name, jitted)
-    if not _are_cached(module, functions):
-        assert spec.origin is not None
-        n_lines = len(Path(spec.origin).read_bytes().splitlines())
+    assert spec.origin is not None
+    takes_s = _LINE_S * len(Path(spec.origin).read_bytes().splitlines())
+    if takes_s >= _NOTED_S and not _are_cached(module, functions):
         short = ".".join(name.split(".")[-2:])
-        COMPILINGS.info("compiling %s, once for this installation: some %.0f s", short, n_lines * _LINE_S)
+        COMPILINGS.info("compiling %s, once for this installation: some %.0f s", short, takes_s)
     return module
 
 

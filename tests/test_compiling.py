@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shardroute.planner import compiling
+from shardroute.planner import compiling, rounds_kernel
 from shardroute.planner.compiling import COMPILINGS, compiled
 
 KERNEL = """
@@ -15,7 +15,7 @@ def twice(x: int) -> int:
     return 2 * x
 
 FUNCTIONS = ("twice",)
-"""
+""" + "\n" * 100  # so long that it is worth a word
 
 
 def test_only_what_numba_has_not_compiled_since_it_changed_is_announced(tmp_path, monkeypatch, caplog) -> None:
@@ -39,3 +39,14 @@ def test_only_what_numba_has_not_compiled_since_it_changed_is_announced(tmp_path
     finally:
         compiling._compiled.cache_clear()
         sys.modules.pop("some_kernel")
+
+
+def test_kernels_run_plain_where_numba_is_told_not_to_compile(monkeypatch) -> None:
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    compiling._compiled.cache_clear()
+
+    try:
+        assert compiled(rounds_kernel) is rounds_kernel
+    finally:
+        compiling._compiled.cache_clear()

@@ -436,6 +436,7 @@ def test_emulate_runs_a_plan_and_shows_it_beside_its_prediction(cli, tmp_path: P
         (["emulate", "--gpus", "0"], "--gpus 0: an NVLink domain has 1 GPU or more"),
         (["emulate", "--nic", "fast"], "fast"),
         (["emulate", "--write", "no/such/folder"], "no/such/folder: can't be made a folder"),
+        (["emulate", "--write", ""], "--write: expected the name of a folder"),
         (["emulate", "--domains", "0"], "--domains: machine emulated: expected a count from 1, found 0"),
         (["validate", "--emulated", "--ring"], "--emulated is shown alone"),
         (["validate", "--namespaces"], "--namespaces goes with --emulated"),

@@ -203,7 +203,7 @@ def test_without_numba_a_large_graph_runs_plain_and_compiled_true_is_refused() -
         "except engine.InputError as error: print(error)"
     )
 
-    assert run_python(code) == "True\ncompiled=True: Numba isn't installed; install it, or leave `compiled` out\n"
+    assert run_python(code) == "True\ncompiled=True: Numba isn't installed or is off; mend that, or leave `compiled` out\n"
 
 
 def test_progress_rises_to_1() -> None:

@@ -374,3 +374,14 @@ def test_notes_and_details_go_to_standard_error_by_how_much_is_asked_for(capsys,
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(said) if speech is Speech.VERBOSE else err == said
+
+
+def test_with_standard_error_closed_results_are_printed_as_ever() -> None:
+    problem = "--machine dgx-h100 --shape 8,8 --from-mesh x=2 --from-placements S0 --to-mesh x=2 --to-placements S1"
+
+    shown = subprocess.run(
+        f"{sys.executable} -m shardroute.executors plan {problem} 2>&-", shell=True, check=False, capture_output=True, text=True
+    )
+
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("tensor 8,8: x=2 S0 -> x=2 S1")

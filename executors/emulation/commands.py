@@ -20,6 +20,7 @@ from shardroute.executors.emulation.namespaces import Namespaces
 from shardroute.executors.emulation.ping_pong import calibrate_emulated
 from shardroute.executors.emulation.report import print_emulated
 from shardroute.executors.foresee import foresee
+from shardroute.executors.launching.processes import check_files
 from shardroute.executors.launching.ranks import EMULATED
 from shardroute.executors.run import DEFAULT_TIMEOUT_S, check_limits
 from shardroute.planner.check import check, checking_us
@@ -117,8 +118,11 @@ def emulate_command(
     machine = emulated_machine(gpus, _rate_of("--nvlink", nvlink), _rate_of("--nic", nic))
     with about("--domains"):
         topology = build_topology(machine, domains)
+    check_files(topology.n_gpus)
     if write is not None:
         with about("--write"):
+            if not write:
+                raise InputError("expected the name of a folder, found none")
             _make(Path(write))
             check_machine_path(str(Path(write) / _MACHINE_FILE))
             check_calibration_path(Path(write) / _CALIBRATION_FILE)

@@ -76,7 +76,7 @@ class ProcessSession:
         columns for the ranks, `inherited` further descriptors. With `pieces` checksums follow them. `foreseen` weighs the shares
         that `run` tells, where more is known of the plan than its counts.
         """
-        _check_files(programs.n_drivers)
+        check_files(programs.n_drivers)
         n_cells = len(programs.cells.rank)
         _check_memory(Board.bytes_of_trials(programs.n_drivers, n_cells, n_trials) + int(programs.arena_bytes.sum()), plan)
         board = Board.blank(programs.n_drivers, n_cells, n_trials, timeout_s)
@@ -278,7 +278,7 @@ def _environment() -> dict[str, str]:
     return ONE_THREAD | {"GLIBC_TUNABLES": ":".join(given)}
 
 
-def _check_files(n_ranks: int) -> None:
+def check_files(n_ranks: int) -> None:
     """Raise InputError where the system lets a process have fewer open files than the nursery needs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and files_needed(n_ranks) > hard:

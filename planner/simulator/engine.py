@@ -218,5 +218,5 @@ def _compiled_kernel(required: bool) -> ModuleType:
     """The kernel with its functions compiled; without Numba the plain kernel, or InputError where it is required."""
     found = compile_kernel(kernel)
     if required and found is kernel:
-        raise InputError("compiled=True: Numba isn't installed; install it, or leave `compiled` out")
+        raise InputError("compiled=True: Numba isn't installed or is off; mend that, or leave `compiled` out")
     return found
